@@ -1,0 +1,1 @@
+"""Ranks that share GPU memory, suspended and resumed: what `make demo` shows."""
