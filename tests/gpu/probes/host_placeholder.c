@@ -143,7 +143,7 @@ static int stop_workers(int pid, int *tids) {
     snprintf(path, sizeof path, "/proc/%d/task", pid);
     DIR *tasks = opendir(path);
     while ((entry = readdir(tasks))) {
-        int tid = atoi(entry->d_name); char comm[320];
+        int tid = atoi(entry->d_name); char comm[400];
         snprintf(comm, sizeof comm, "%s/%s/comm", path, entry->d_name);
         FILE *file = tid ? fopen(comm, "re") : NULL;
         int ours = file && fgets(name, sizeof name, file) && !strcmp(name, "worker\n");
