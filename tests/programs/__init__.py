@@ -1,0 +1,1 @@
+"""Programs under test, and what starts and drives them."""

@@ -1,0 +1,99 @@
+"""Checkpoint calls on another process, and kinds of object that the shim does not carry yet."""
+
+from __future__ import annotations
+
+from cuda.bindings import driver as cu
+
+from tests.programs.calls.base import MISSING, Result, ask, ask_raw, command, is_simulated, need
+from tests.programs.calls.vmm import location
+
+
+@command
+def cp_state(pid: int) -> Result:
+    """Return the checkpoint state: 0 running, 1 locked, 2 checkpointed, 3 failed."""
+    return ask("cuCheckpointProcessGetState", pid)
+
+
+@command
+def cp_thread(pid: int) -> Result:
+    """Return the restore thread's id."""
+    return ask("cuCheckpointProcessGetRestoreThreadId", pid)
+
+
+@command
+def cp_lock(pid: int, timeout_ms: int = 10_000) -> Result:
+    """Lock a process."""
+    wanted = cu.CUcheckpointLockArgs()
+    wanted.timeoutMs = timeout_ms
+    return ask("cuCheckpointProcessLock", pid, wanted)
+
+
+@command
+def cp_checkpoint(pid: int) -> Result:
+    """Checkpoint a locked process."""
+    return ask("cuCheckpointProcessCheckpoint", pid, None)
+
+
+@command
+def cp_restore(pid: int, pairs: list[list[int]] | None = None) -> Result:
+    """Restore a process; `pairs` lists [old ordinal, new ordinal]."""
+    if pairs is None:
+        return ask("cuCheckpointProcessRestore", pid, None)
+    listed = []
+    for old, new in pairs:
+        pair = cu.CUcheckpointGpuPair()
+        pair.oldUuid = need(ask_raw("cuDeviceGetUuid", old), "uuid")
+        pair.newUuid = need(ask_raw("cuDeviceGetUuid", new), "uuid")
+        listed.append(pair)
+    wanted = cu.CUcheckpointRestoreArgs()
+    wanted.gpuPairs = listed
+    wanted.gpuPairsCount = len(listed)
+    return ask("cuCheckpointProcessRestore", pid, wanted)
+
+
+@command
+def cp_unlock(pid: int) -> Result:
+    """Unlock a process."""
+    return ask("cuCheckpointProcessUnlock", pid, None)
+
+
+# Kinds of object that the shim does not carry yet
+
+
+@command
+def pool_create(ordinal: int = 0) -> Result:
+    """Create an exportable pool."""
+    wanted = cu.CUmemPoolProps()
+    wanted.allocType = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    wanted.handleTypes = cu.CUmemAllocationHandleType(1)
+    wanted.location = location("device", ordinal)
+    return ask("cuMemPoolCreate", wanted)
+
+
+@command
+def pool_export(pool: int) -> Result:
+    """Export a pool; return the number of the new fd."""
+    return ask("cuMemPoolExportToShareableHandle", pool, cu.CUmemAllocationHandleType(1), 0)
+
+
+@command
+def pool_destroy(pool: int) -> Result:
+    """Destroy a pool."""
+    return ask("cuMemPoolDestroy", pool)
+
+
+@command
+def event_ipc_get(event: int) -> Result:
+    """Return the IPC handle of an event as hexadecimal digits."""
+    answer = ask_raw("cuIpcGetEventHandle", event)
+    return Result(answer.code, answer.value and bytes(answer.value.reserved).hex())
+
+
+@command
+def multicast_create(size: int, devices: int = 2) -> Result:
+    """Create a multicast object, simulated driver only: on a real one it can take the host's GPUs down."""
+    if not is_simulated():
+        return Result(MISSING)
+    wanted = cu.CUmulticastObjectProp()
+    wanted.numDevices, wanted.size, wanted.handleTypes = devices, size, 1
+    return ask("cuMulticastCreate", wanted)

@@ -1,0 +1,224 @@
+"""Things a worker does all the time in a thread of its own while it is suspended and resumed.
+
+Each loop checks itself: it keeps the count of its rounds, and what it finds wrong goes to `errors` and ends it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from tests.programs import calls, content
+
+Launch = Callable[..., calls.Result]
+BLOCK_WORDS = 4096
+
+
+class Loop:
+    """A thread that runs one round after another until it is stopped or finds an error."""
+
+    def __init__(self, kind: str, context: int, rounds: Iterator[None]) -> None:
+        self.kind = kind
+        self.count = 0
+        self.errors: list[str] = []
+        self._context = context
+        self._rounds = rounds
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"loop-{kind}", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            calls.need(calls.ctx_set(self._context), "set the context")
+            for _ in self._rounds:
+                self.count += 1
+                if self._stop.is_set():
+                    break
+            self._rounds.close()  # type: ignore[attr-defined]
+        except Exception as error:
+            self.errors.append(f"{type(error).__name__}: {error}")
+
+    def state(self) -> dict[str, Any]:
+        """Return the count of rounds and what was found wrong."""
+        return {"count": self.count, "errors": list(self.errors), "alive": self._thread.is_alive()}
+
+    def stop(self, timeout_s: float) -> dict[str, Any]:
+        """Stop after the current round; `alive` stays true when it does not end in time."""
+        self._stop.set()
+        self._thread.join(timeout_s)
+        return self.state()
+
+
+def _memory(size: int = BLOCK_WORDS * 4) -> int:
+    return int(calls.need(calls.alloc(size), "allocate"))
+
+
+def _same(found: content.Words, wanted: content.Words, what: str) -> None:
+    places = np.flatnonzero(found != wanted)
+    if places.size:
+        at = int(places[0])
+        raise AssertionError(f"{what}: word {at} is {found[at]:#x}, not {wanted[at]:#x}; {places.size} words are wrong")
+
+
+def launches(launch: Launch, form: str = "plain") -> Iterator[None]:
+    """Add ones to a block by a kernel each round; the sum is checked every 32 rounds and at the end."""
+    stream = calls.need(calls.stream_create(), "stream")
+    total, ones = _memory(), _memory()
+    content.write(total, np.zeros(BLOCK_WORDS, np.uint32))
+    content.write(ones, np.ones(BLOCK_WORDS, np.uint32))
+    done = 0
+    try:
+        while True:
+            calls.need(launch("gs_add", [total, ones, BLOCK_WORDS], stream=stream, form=form), "launch")
+            done += 1
+            if done % 32 == 0:
+                calls.need(calls.stream_sync(stream), "sync")
+                _same(content.read(total, BLOCK_WORDS), np.full(BLOCK_WORDS, done, np.uint32), "launches")
+            yield
+    finally:
+        calls.need(calls.stream_sync(stream), "sync")
+        _same(content.read(total, BLOCK_WORDS), np.full(BLOCK_WORDS, done, np.uint32), "launches")
+
+
+def graphs(launch: Launch) -> Iterator[None]:
+    """Replay a graph of a copy, a memset and a kernel; each replay adds five to a block."""
+    stream = calls.need(calls.stream_create(), "stream")
+    total, fives, scratch = _memory(), _memory(), _memory()
+    content.write(total, np.zeros(BLOCK_WORDS, np.uint32))
+    calls.need(calls.capture_begin(stream, 1), "capture")
+    calls.need(calls.memset_d32(scratch, 5, BLOCK_WORDS, stream), "memset")
+    calls.need(calls.copy_dtod(fives, scratch, BLOCK_WORDS * 4, stream), "copy")
+    calls.need(launch("gs_add", [total, fives, BLOCK_WORDS], stream=stream), "launch")
+    graph = calls.need(calls.capture_end(stream), "capture")
+    executable = calls.need(calls.graph_instantiate(graph), "instantiate")
+    done = 0
+    while True:
+        calls.need(calls.graph_launch(executable, stream), "graph launch")
+        done += 1
+        if done % 16 == 0:
+            calls.need(calls.stream_sync(stream), "sync")
+            _same(content.read(total, BLOCK_WORDS), np.full(BLOCK_WORDS, 5 * done, np.uint32), "graph replay")
+        yield
+
+
+def copies(launch: Launch, stream: bool = False) -> Iterator[None]:
+    """Copy a new pattern in and out each round, synchronously or in a stream."""
+    del launch
+    block, other = _memory(), _memory()
+    in_stream = calls.need(calls.stream_create(), "stream") if stream else None
+    seed = 0
+    while True:
+        seed += 1
+        wanted = content.pattern([seed], BLOCK_WORDS)
+        found = np.zeros(BLOCK_WORDS, np.uint32)
+        size = wanted.nbytes
+        calls.need(calls.copy_htod(block, content.address_of(wanted), size, in_stream), "copy in")
+        calls.need(calls.copy_dtod(other, block, size, in_stream), "copy across")
+        calls.need(calls.copy_dtoh(content.address_of(found), other, size, in_stream), "copy out")
+        if in_stream is not None:
+            calls.need(calls.stream_sync(in_stream), "sync")
+        _same(found, wanted, "copies")
+        yield
+
+
+def allocations(launch: Launch, sizes: tuple[int, ...] = (256, 5000, 1 << 20, 3 << 20)) -> Iterator[None]:
+    """Allocate, fill, compare and free blocks of several sizes."""
+    del launch
+    seed = 0
+    while True:
+        held = [(calls.need(calls.alloc(size), "allocate"), size) for size in sizes]
+        for address, size in held:
+            seed += 1
+            content.write(address, content.pattern([seed], size // 4))
+        for offset, (address, size) in enumerate(held):
+            wanted = content.pattern([seed - len(held) + 1 + offset], size // 4)
+            _same(content.read(address, size // 4), wanted, "allocations")
+            calls.need(calls.free(address), "free")
+        yield
+
+
+def fed_kernels(launch: Launch) -> Iterator[None]:
+    """Launch kernels that end only after another thread's copy, as NCCL's proxy feeds running kernels."""
+    stream, feed = calls.need(calls.stream_create(), "stream"), calls.need(calls.stream_create(), "stream")
+    flag = _memory(4096)
+    content.write(flag, np.zeros(1, np.uint32))
+    context = calls.need(calls.ctx_current(), "context")
+    asked = threading.Semaphore(0)
+    words = np.zeros(1, np.uint32)
+
+    def feeder() -> None:
+        calls.need(calls.ctx_set(context), "set the context")
+        while True:
+            asked.acquire()
+            # The kernel is surely waiting by now, also when the launch gate has closed behind it.
+            time.sleep(0.002)
+            words[0] += 1
+            calls.need(calls.copy_htod(flag, content.address_of(words), 4, feed), "feed")
+            calls.need(calls.stream_sync(feed), "feed")
+
+    threading.Thread(target=feeder, name="loop-feeder", daemon=True).start()
+    turn = 0
+    while True:
+        turn += 1
+        calls.need(launch("gs_wait_flag", [flag, turn], stream=stream), "launch")
+        asked.release()
+        calls.need(calls.stream_sync(stream), "sync")
+        yield
+
+
+def lockstep(launch: Launch, mine: int, theirs: int, start: int = 0) -> Iterator[None]:
+    """Meet a peer each round: write the round into its flag, wait for the own flag. Both ranks have to run this."""
+    stream = calls.need(calls.stream_create(), "stream")
+    turn = start
+    while True:
+        turn += 1
+        calls.need(launch("gs_fill", [theirs, 1, turn], stream=stream), "launch")
+        calls.need(launch("gs_wait_flag", [mine, turn], stream=stream), "launch")
+        calls.need(calls.stream_sync(stream), "sync")
+        yield
+
+
+def host_memory(launch: Launch, address: int, size: int) -> Iterator[None]:
+    """Read and write one word of every page from the CPU, with no call of the driver at all."""
+    del launch
+    words = content.host_view(address, size // 4)[:: 4096 // 4]
+    turn = np.uint32(0)
+    words[:] = turn
+    while True:
+        _same(words.copy(), np.full(words.size, turn, np.uint32), "host memory")
+        turn += np.uint32(1)
+        words[:] = turn
+        yield
+
+
+def host_functions(launch: Launch) -> Iterator[None]:
+    """Let the driver call back into the process between two kernels."""
+    stream = calls.need(calls.stream_create(), "stream")
+    total = _memory()
+    seen = [0]
+
+    @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+    def called(_: object) -> None:
+        seen[0] += 1
+
+    pointer = ctypes.cast(called, ctypes.c_void_p).value
+    done = 0
+    while True:
+        calls.need(launch("gs_fill", [total, BLOCK_WORDS, done], stream=stream), "launch")
+        calls.need(calls.host_function(stream, pointer), "host function")
+        calls.need(calls.stream_sync(stream), "sync")
+        done += 1
+        if seen[0] != done:
+            raise AssertionError(f"{seen[0]} calls back after {done} host functions")
+        yield
+
+
+KINDS: dict[str, Callable[..., Iterator[None]]] = {
+    one.__name__: one
+    for one in (launches, graphs, copies, allocations, fed_kernels, lockstep, host_memory, host_functions)
+}

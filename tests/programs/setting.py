@@ -1,0 +1,103 @@
+"""Where the tests run: which driver, which shim, and the environment that a process under test gets.
+
+`GPUSHARE_DRIVER` picks `sim` (the default) or `real`; `GPUSHARE_GPU_TESTS=1` turns a missing GPU into a failure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SIMCUDA = ROOT / "gpususpend" / "simcuda" / "libcuda.so.1"
+SHIM = ROOT / "gpususpend" / "libnvsnap_gpushare.so"
+
+SCRUBBED = ("LD_PRELOAD", "CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM", "SIMCUDA_INJECT", "SIMCUDA_TRACE")
+"""Variables of the caller that would change what a process under test does."""
+
+
+class NotBuilt(RuntimeError):
+    """A native library that the tests need is not there."""
+
+
+def wanted_driver() -> str:
+    """Return `sim` or `real`, as the environment asks."""
+    driver = os.environ.get("GPUSHARE_DRIVER", "sim")
+    if driver not in ("sim", "real"):
+        raise ValueError(f"GPUSHARE_DRIVER is {driver!r}, neither sim nor real")
+    return driver
+
+
+def gpu_required() -> bool:
+    """Tell whether a missing GPU is a failure."""
+    return os.environ.get("GPUSHARE_GPU_TESTS") == "1"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One machine for one test. A simulated one has a state folder of its own, so tests may run side by side."""
+
+    driver: str = "sim"
+    shim: Path | None = None
+    devices: int = 2
+    memory_bytes: int = 4 << 30
+    state: Path | None = None
+    extra: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def simulated(self) -> bool:
+        """Tell whether the driver is simulated."""
+        return self.driver == "sim"
+
+    def environ(self, *, with_shim: bool = False) -> dict[str, str]:
+        """Return the environment of a process on this machine."""
+        env = {name: value for name, value in os.environ.items() if name not in SCRUBBED}
+        env["PYTHONPATH"] = _joined(str(ROOT), env.get("PYTHONPATH", ""))
+        env["PYTHONUNBUFFERED"] = "1"
+        if self.simulated:
+            if not SIMCUDA.exists():
+                raise NotBuilt(f"{SIMCUDA} is missing: run `python setup.py build_native`")
+            env["LD_LIBRARY_PATH"] = _joined(str(SIMCUDA.parent), env.get("LD_LIBRARY_PATH", ""))
+            env["SIMCUDA_STATE"] = str(self.state)
+            env["SIMCUDA_DEVICES"] = str(self.devices)
+            env["SIMCUDA_MEMORY"] = str(self.memory_bytes)
+        if with_shim:
+            if self.shim is None or not self.shim.exists():
+                raise NotBuilt(f"{self.shim or SHIM} is missing: run `python setup.py build_native`")
+            env["LD_PRELOAD"] = str(self.shim)
+        return env | self.extra
+
+    def inject(self, text: str, pid: int | None = None) -> None:
+        """Make calls of the simulated driver fail: lines `FUNC NTH CODE|hang|delay MS|kill`, for one pid or for all."""
+        assert self.state is not None, "failures are injected into the simulated driver only"
+        target = self.state / ("inject" if pid is None else f"inject-{pid}")
+        # Written aside and renamed: a process may look at any moment.
+        fresh = target.with_name(f".{target.name}.new")
+        fresh.write_text(text if text.endswith("\n") or not text else text + "\n")
+        fresh.rename(target)
+
+
+def _joined(*parts: str) -> str:
+    return os.pathsep.join(part for part in parts if part)
+
+
+def fresh_state() -> Path:
+    """Make the state folder of a new simulated machine, in memory where there is room."""
+    parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    return Path(tempfile.mkdtemp(prefix="gpushare-test-", dir=parent))
+
+
+def drop_state(state: Path) -> None:
+    """Remove a state folder; memory that a process still maps goes when that process does."""
+    shutil.rmtree(state, ignore_errors=True)
+
+
+def real_devices() -> int:
+    """Return the number of NVIDIA GPUs, counted without starting the driver in this process."""
+    with contextlib.suppress(OSError):
+        return sum(name.removeprefix("nvidia").isdigit() for name in os.listdir("/dev"))
+    return 0
