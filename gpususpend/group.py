@@ -1,0 +1,162 @@
+"""The processes that one command works on, and how it talks to each.
+
+Owns `Rank` (a process with its shim) and `Group`.  Every failure of a request becomes an error that names step and pid.
+Must not know the order of the steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gpususpend import errors, processes
+from gpususpend.control import ControlClient, Reply, ShimRefused, describe
+from gpususpend.deadline import Deadline
+from gpususpend.defaults import LIMITS
+from gpususpend.journal import Kind, Member
+from gpususpend.processes import Process
+
+BUSY_POLL_S = 0.05
+
+
+class Rank:
+    """A process under the shim.  Its connection is used by one thread at a time."""
+
+    def __init__(self, member: Member, client: ControlClient | None = None) -> None:
+        self.member = member
+        self.client = client or ControlClient(member.pid, member.inner_pid, member.uid)
+
+    @property
+    def pid(self) -> int:
+        """Return the pid as the caller sees it."""
+        return self.member.pid
+
+    def ask(self, verb: str, deadline: Deadline, step: str = "", fd: int | None = None, **values: Any) -> Reply:
+        """Send a request and return its reply; while another long verb runs in the shim, wait for it.
+
+        Raises a StepFailed that names the pid: RankDied, DeadlinePassed, ShimError or ConnectionLost.
+        """
+        step = step or verb
+        return self._guard(step, deadline, lambda: self._patiently(verb, deadline, fd, values))
+
+    def listing(self, verb: str, deadline: Deadline, step: str = "") -> list[dict[str, str]]:
+        """Return all groups of a paged list; raises as `ask`."""
+        return self._guard(step or verb, deadline, lambda: self.client.listing(verb, deadline))
+
+    def _patiently(self, verb: str, deadline: Deadline, fd: int | None, values: dict[str, Any]) -> Reply:
+        while True:
+            try:
+                return self.client.request(verb, deadline, fd, **values)
+            except ShimRefused as refusal:
+                if refusal.code != "busy" or deadline.passed():
+                    raise
+                deadline.sleep(BUSY_POLL_S)
+
+    def _guard(self, step: str, deadline: Deadline, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except ShimRefused as refusal:
+            reply = refusal.reply
+            if refusal.code in ("deadline", "busy"):
+                raise errors.DeadlinePassed(
+                    step=step, pid=self.pid, seconds=round(deadline.seconds, 1), detail=describe(reply)
+                ) from None
+            facts: dict[str, object] = {"word": refusal.code}
+            if "cuda" in reply.fields:
+                facts |= {"cuda": reply.number("cuda"), "cuda_name": cuda_name(reply.number("cuda"))}
+                detail = f"{describe(reply)}, {facts['cuda_name']}"
+            else:
+                detail = describe(reply)
+            if "need" in reply.fields:
+                facts["need"] = reply.number("need")
+            raise errors.ShimError(step=step, pid=self.pid, detail=detail, **facts) from None
+        except TimeoutError:
+            raise errors.DeadlinePassed(
+                step=step, pid=self.pid, seconds=round(deadline.seconds, 1), detail="its shim has not answered"
+            ) from None
+        except (OSError, ValueError) as error:
+            if not processes.is_same(self.member.process):
+                raise errors.RankDied(step=step, pid=self.pid, comm=self.member.comm) from None
+            raise errors.ConnectionLost(step=step, pid=self.pid, detail=str(error)) from None
+
+    def status(self, deadline: Deadline) -> Reply:
+        """Return the shim's status."""
+        return self.ask("status", deadline)
+
+
+def cuda_name(code: int) -> str:
+    """Return the driver's name for a result code.  The import is slow, so it waits for the first error."""
+    try:
+        from cuda.bindings.driver import CUresult
+
+        return str(CUresult(code).name)
+    except Exception:  # the bindings raise several kinds for a code they do not know
+        return f"CUresult {code}"
+
+
+@dataclass
+class Group:
+    """The members of one command, in rank order (by pid)."""
+
+    ranks: list[Rank]
+    others: list[Member] = field(default_factory=list)  # unshimmed and plain
+
+    @property
+    def members(self) -> list[Member]:
+        """Return all members, by pid."""
+        return sorted([*(rank.member for rank in self.ranks), *self.others], key=lambda member: member.pid)
+
+    @property
+    def cuda_pids(self) -> list[int]:
+        """Return the pids on which driver calls are made."""
+        return [member.pid for member in self.members if member.kind is not Kind.PLAIN]
+
+    @property
+    def processes(self) -> list[Process]:
+        """Return the identities of all members."""
+        return [member.process for member in self.members]
+
+    def without(self, dead: Sequence[int]) -> Group:
+        """Return the group without some pids; connections are shared."""
+        return Group(
+            [rank for rank in self.ranks if rank.pid not in dead],
+            [member for member in self.others if member.pid not in dead],
+        )
+
+    def __iter__(self) -> Iterator[Rank]:
+        """Go through the ranks."""
+        return iter(self.ranks)
+
+    def close(self) -> None:
+        """Hang up everywhere."""
+        for rank in self.ranks:
+            rank.client.close()
+
+
+def group_of(members: Sequence[Member]) -> Group:
+    """Return a group with fresh connections for recorded members."""
+    return Group(
+        [Rank(member) for member in members if member.kind is Kind.SHIMMED],
+        [member for member in members if member.kind is not Kind.SHIMMED],
+    )
+
+
+def still_there(member: Member) -> Member | None:
+    """Return a recorded member as it lives now, or None.
+
+    A process restored from a dump keeps pid and nonce and gets a new start time; then the shim's answer decides.
+    """
+    if processes.is_same(member.process):
+        return member
+    if member.kind is not Kind.SHIMMED:
+        return None
+    try:
+        now = processes.read_process(member.pid)
+        if now.inner_pid != member.inner_pid:
+            return None
+        with ControlClient(now.pid, now.inner_pid, now.uid) as client:
+            nonce = client.request("hello", Deadline(LIMITS.connect_s)).text("nonce")
+    except (errors.GpushareError, OSError, ValueError, ShimRefused):
+        return None
+    return replace(member, start_time=now.start_time, uid=now.uid) if nonce == member.nonce else None

@@ -1,0 +1,201 @@
+"""The journal: one file for each group, written before every change, from which any later command can go on.
+
+Owns the records and their files `group-<id>.json` in the state directory.  A record names processes by start time and
+by the shim's nonce, which survives a restore elsewhere; a pid alone is never believed.  Must not know how steps work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field, fields, replace
+from enum import Enum
+from typing import Any, TypeVar
+
+from gpususpend import errors
+from gpususpend.deadline import Deadline
+from gpususpend.processes import Process
+from gpususpend.statedir import Locked, StateDir
+
+SCHEMA = 1
+CLAIM_S = 5.0
+_PREFIX, _SUFFIX = "group-", ".json"
+
+
+class Stage(str, Enum):
+    """How far a group is.  Between two stages the record's `step` names the step begun last."""
+
+    SUSPENDING = "suspending"
+    SUSPENDED = "suspended"
+    RESUMING = "resuming"
+    ROLLING_BACK = "rolling-back"
+
+
+class Kind(str, Enum):
+    """What a member of a group is to the commands."""
+
+    SHIMMED = "shimmed"  # uses CUDA under the shim
+    UNSHIMMED = "unshimmed"  # uses CUDA, allowed without the shim: driver calls and freezing only
+    PLAIN = "plain"  # no CUDA: only frozen and continued
+
+
+@dataclass(frozen=True)
+class Member:
+    """One process of a group, as recorded."""
+
+    pid: int
+    start_time: int
+    inner_pid: int
+    uid: int
+    comm: str
+    kind: Kind
+    nonce: str = ""  # the shim's, hexadecimal
+    arena_bytes: int = 0
+    host_bytes: int = 0
+    device_bytes: dict[str, int] = field(default_factory=dict)  # by GPU UUID: what the shim re-creates at load
+
+    @property
+    def process(self) -> Process:
+        """Return the identity alone."""
+        return Process(self.pid, self.start_time, self.inner_pid, self.uid, 0, self.comm)
+
+
+@dataclass(frozen=True)
+class PendingCall:
+    """A driver call that was still running at its deadline, and the process in which it was left."""
+
+    pid: int
+    call: str
+    driver_pid: int
+    driver_start_time: int
+
+
+@dataclass(frozen=True)
+class Record:
+    """Everything that is known about a group that is not simply running."""
+
+    id: str
+    stage: Stage
+    step: str
+    created: str  # UTC, ISO 8601
+    simulated: bool
+    driver: str
+    members: list[Member]
+    frozen: bool = False  # the holder keeps the threads stopped (as far as this record knows)
+    holder: dict[str, Any] | None = None
+    calls: list[PendingCall] = field(default_factory=list)
+    room_bytes: dict[str, int] = field(default_factory=dict)  # by GPU UUID: what a restore needs again
+    error: str = ""
+
+    @property
+    def pids(self) -> list[int]:
+        """Return the pids of the members."""
+        return [member.pid for member in self.members]
+
+
+_T = TypeVar("_T")
+
+
+def _build(kind: type[_T], data: dict[str, Any]) -> _T:
+    """Make a dataclass of the entries it knows: a newer version may have written more."""
+    known = {item.name for item in fields(kind)}  # type: ignore[arg-type]
+    return kind(**{name: value for name, value in data.items() if name in known})
+
+
+def encode(record: Record) -> bytes:
+    """Return the file content of a record."""
+    return (json.dumps({"schema": SCHEMA, **asdict(record)}, indent=1) + "\n").encode()
+
+
+def decode(content: bytes) -> Record:
+    """Parse a record; raises ValueError if it is damaged or of another schema."""
+    try:
+        data = json.loads(content)
+        if data["schema"] != SCHEMA:
+            raise ValueError(f"schema {data['schema']}, not {SCHEMA}")
+        data["members"] = [_build(Member, {**item, "kind": Kind(item["kind"])}) for item in data["members"]]
+        data["calls"] = [_build(PendingCall, item) for item in data["calls"]]
+        data["stage"] = Stage(data["stage"])
+        return _build(Record, data)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"damaged record: {error!r}") from None
+
+
+def new_id() -> str:
+    """Return a fresh group id."""
+    return secrets.token_hex(4)
+
+
+class Journal:
+    """The records of one state directory."""
+
+    def __init__(self, directory: StateDir) -> None:
+        self._directory = directory
+
+    def records(self) -> list[Record]:
+        """Return all readable records, oldest first."""
+        found = []
+        for group in self._ids():
+            with contextlib.suppress(FileNotFoundError, ValueError):
+                found.append(self.read(group))
+        return sorted(found, key=lambda record: (record.created, record.id))
+
+    def damaged(self) -> list[str]:
+        """Return the names of files that hold no readable record."""
+        bad = []
+        for group in self._ids():
+            try:
+                self.read(group)
+            except FileNotFoundError:
+                pass
+            except ValueError:
+                bad.append(f"{_PREFIX}{group}{_SUFFIX}")
+        return bad
+
+    def _ids(self) -> list[str]:
+        names = [name for name in self._directory.names() if name.startswith(_PREFIX) and name.endswith(_SUFFIX)]
+        return [name[len(_PREFIX) : -len(_SUFFIX)] for name in names]
+
+    def read(self, group: str) -> Record:
+        """Return the record of one group.  Raises FileNotFoundError, ValueError."""
+        return decode(self._directory.read(f"{_PREFIX}{group}{_SUFFIX}"))
+
+    def write(self, record: Record) -> Record:
+        """Write a record durably and return it."""
+        self._directory.write(f"{_PREFIX}{record.id}{_SUFFIX}", encode(record))
+        return record
+
+    def update(self, record: Record, **changes: Any) -> Record:
+        """Write a changed record and return it."""
+        return self.write(replace(record, **changes))
+
+    def remove(self, record: Record) -> None:
+        """Forget a group: it runs, or nothing is left of it."""
+        self._directory.remove(f"{_PREFIX}{record.id}{_SUFFIX}")
+        self._directory.remove(f"{_PREFIX}{record.id}.lock")
+
+    @contextlib.contextmanager
+    def held(self, group: str, pids: Iterable[int] = ()) -> Iterator[None]:
+        """Hold the group for one command; raises Busy while another command has it."""
+        try:
+            with self._directory.lock(f"{_PREFIX}{group}.lock"):
+                yield
+        except Locked as locked:
+            raise errors.Busy(pid=locked.pid, group=group, pids=list(pids)) from None
+
+    @contextlib.contextmanager
+    def choosing(self) -> Iterator[None]:
+        """Hold the whole journal while groups are looked up and claimed; brief, so another command's hold is awaited."""
+        deadline = Deadline(CLAIM_S)
+        with contextlib.ExitStack() as stack:
+            while True:
+                try:
+                    stack.enter_context(self._directory.lock("journal.lock"))
+                    break
+                except Locked as locked:
+                    if deadline.passed():
+                        raise errors.Busy(pid=locked.pid, group="", pids=[]) from None
+                    deadline.sleep(0.02)
+            yield

@@ -1,0 +1,253 @@
+"""Facts about processes, read from /proc: identity, namespaces, threads, trees, and signs of CUDA.
+
+Owns every look into /proc/PID.  Must not know the control protocol, the driver or what a command does with the facts.
+A pid alone identifies nothing: a `Process` carries the start time too, and every later use compares it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from gpususpend import errors
+
+CONTROL_THREAD = "nvsnap-gpushare"
+SIMULATED_GPU_THREAD = "simcuda-gpu"
+PROC = "/proc"
+
+# Device nodes of the driver, and the files by which the simulated driver stands in for them.  Libraries whose names
+# contain "nvidia" are mapped by any program that links them and are no sign of use.
+_NODE = re.compile(r"^/dev/nvidia|/nvidiactl[^/]*$")
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process, as the caller's pid namespace sees it; `inner_pid` is its pid in its own namespace."""
+
+    pid: int
+    start_time: int  # clock ticks after boot, from /proc/PID/stat
+    inner_pid: int
+    uid: int  # effective
+    parent: int
+    comm: str
+
+
+@dataclass(frozen=True)
+class Node:
+    """A device node that a process holds: as descriptor `fd`, or mapped (`fd` is None)."""
+
+    pid: int
+    path: str
+    fd: int | None = None
+
+    def __str__(self) -> str:
+        """Return it as one phrase for a message."""
+        return f"{self.path} " + ("mapped" if self.fd is None else f"open as descriptor {self.fd}")
+
+
+def read_process(pid: int, proc: str = PROC) -> Process:
+    """Read the facts about one process.
+
+    Raises NoSuchProcess if there is none (a zombie counts as none) and ThreadId if the number is a thread's.
+    """
+    try:
+        with open(f"{proc}/{pid}/status", encoding="utf-8", errors="replace") as file:
+            status = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
+        start_time, state, parent = _stat(pid, proc)
+    except (FileNotFoundError, ProcessLookupError):
+        raise errors.NoSuchProcess(pid=pid) from None
+    owner = int(status["Tgid"])
+    if owner != pid:
+        raise errors.ThreadId(pid=pid, owner=owner)
+    if state in "ZX":
+        raise errors.NoSuchProcess(pid=pid)
+    inner_pid = int(status.get("NSpid", str(pid)).split()[-1])
+    return Process(pid, start_time, inner_pid, int(status["Uid"].split()[1]), parent, status["Name"])
+
+
+def _stat(pid: int, proc: str = PROC) -> tuple[int, str, int]:
+    """Return start time, state and parent; the name before them may hold any character."""
+    with open(f"{proc}/{pid}/stat", encoding="utf-8", errors="replace") as file:
+        words = file.read().rpartition(")")[2].split()
+    return int(words[19]), words[0], int(words[1])
+
+
+def is_same(process: Process, proc: str = PROC) -> bool:
+    """Tell whether the process still lives: same pid, same start time, not a zombie."""
+    try:
+        start_time, state, _ = _stat(process.pid, proc)
+    except (OSError, ValueError, IndexError):
+        return False
+    return start_time == process.start_time and state not in "ZX"
+
+
+def is_alive(pid: int, start_time: int, proc: str = PROC) -> bool:
+    """Tell whether the process with this pid and start time still lives."""
+    return is_same(Process(pid, start_time, pid, 0, 0, ""), proc)
+
+
+def check_reachable(process: Process, proc: str = PROC, own_uid: int | None = None) -> None:
+    """Refuse a process that this command cannot work on: another user's, or in another pid or network namespace."""
+    uid = os.geteuid() if own_uid is None else own_uid
+    if uid not in (0, process.uid):
+        raise errors.OtherUser(pid=process.pid, uid=process.uid, own_uid=uid)
+    for name, error in (("pid", errors.OtherPidNamespace), ("net", errors.OtherNetNamespace)):
+        try:
+            theirs = os.readlink(f"{proc}/{process.pid}/ns/{name}")
+            ours = os.readlink(f"{proc}/self/ns/{name}")
+        except PermissionError:
+            # The kernel shows namespaces to those who may trace: a process of the same user that gave up being
+            # dumpable hides them, and cannot be traced either.
+            raise errors.CannotTrace(
+                pid=process.pid, detail="the process is not dumpable", setting="prctl PR_SET_DUMPABLE"
+            ) from None
+        except FileNotFoundError:
+            raise errors.ProcessGone(pid=process.pid) from None
+        if theirs != ours:
+            raise error(pid=process.pid, inner_pid=process.inner_pid)
+
+
+def all_processes(proc: str = PROC) -> list[Process]:
+    """Return every process that can be seen now; those that end meanwhile are left out."""
+    found = []
+    for name in os.listdir(proc):
+        if name.isdigit():
+            with contextlib.suppress(errors.Refused, OSError, KeyError, ValueError, IndexError):
+                found.append(read_process(int(name), proc))
+    return sorted(found, key=lambda process: process.pid)
+
+
+def descendants(roots: Iterable[int], everything: Iterable[Process]) -> list[Process]:
+    """Return the processes below `roots`, the roots themselves left out."""
+    children: dict[int, list[Process]] = {}
+    for process in everything:
+        children.setdefault(process.parent, []).append(process)
+    found: dict[int, Process] = {}
+    waiting = list(roots)
+    while waiting:
+        for child in children.get(waiting.pop(), []):
+            if child.pid not in found:
+                found[child.pid] = child
+                waiting.append(child.pid)
+    return [found[pid] for pid in sorted(found)]
+
+
+def own_line(proc: str = PROC) -> set[int]:
+    """Return this process and its ancestors: what must not be frozen by it."""
+    line: set[int] = set()
+    pid = os.getpid()
+    while pid > 0 and pid not in line:
+        line.add(pid)
+        try:
+            pid = _stat(pid, proc)[2]
+        except (OSError, IndexError, ValueError):
+            break
+    return line
+
+
+def threads_named(pid: int, names: Iterable[str], proc: str = PROC) -> list[int]:
+    """Return the ids of the threads of a process that bear one of these names."""
+    wanted = set(names)
+    found = []
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for name in os.listdir(f"{proc}/{pid}/task"):
+            with contextlib.suppress(OSError), open(f"{proc}/{pid}/task/{name}/comm", "rb") as file:
+                if file.read().rstrip(b"\n").decode("utf-8", "replace") in wanted:
+                    found.append(int(name))
+    return sorted(found)
+
+
+def nvidia_nodes(pid: int, proc: str = PROC) -> list[Node]:
+    """Return the device nodes that a process has open or mapped; a process that ends has none."""
+    found = [*_open_nodes(pid, proc), *_mapped_nodes(pid, proc)]
+    return list(dict.fromkeys(found))
+
+
+def _open_nodes(pid: int, proc: str) -> Iterator[Node]:
+    try:
+        names = os.listdir(f"{proc}/{pid}/fd")
+    except (FileNotFoundError, ProcessLookupError):
+        return
+    for name in sorted(names, key=int):
+        with contextlib.suppress(OSError):
+            path = _plain(os.readlink(f"{proc}/{pid}/fd/{name}"))
+            if _NODE.search(path):
+                yield Node(pid, path, int(name))
+
+
+def _mapped_nodes(pid: int, proc: str) -> Iterator[Node]:
+    try:
+        with open(f"{proc}/{pid}/maps", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                words = line.rstrip("\n").split(maxsplit=5)
+                if len(words) == 6 and _NODE.search(_plain(words[5])):
+                    yield Node(pid, _plain(words[5]))
+    except (FileNotFoundError, ProcessLookupError):
+        return
+
+
+def _plain(path: str) -> str:
+    return path.removesuffix(" (deleted)")
+
+
+def uses_cuda(pid: int, proc: str = PROC) -> bool:
+    """Tell whether a process shows signs of an initialised driver.
+
+    A process that merely reads NVML holds nvidiactl too, so this may say yes too often; it never overlooks a context.
+    PermissionError passes to the caller.
+    """
+    return bool(nvidia_nodes(pid, proc))
+
+
+class Watch:
+    """Sees the death of processes through pidfds; one poll for all.
+
+    Guarantees that a pid which was reused is told apart: the start time is compared after the pidfd is open.
+    """
+
+    def __init__(self, members: Iterable[Process], opener: Callable[[int], int] = os.pidfd_open) -> None:
+        self._fds: dict[int, Process] = {}
+        self._dead: list[Process] = []
+        self._poll = select.poll()
+        try:
+            for process in members:
+                self._add(process, opener)
+        except BaseException:
+            self.close()
+            raise
+
+    def _add(self, process: Process, opener: Callable[[int], int]) -> None:
+        try:
+            fd = opener(process.pid)
+        except ProcessLookupError:
+            self._dead.append(process)
+            return
+        self._fds[fd] = process
+        if is_same(process):
+            self._poll.register(fd, select.POLLIN)
+        else:
+            self._dead.append(process)
+
+    def dead(self) -> list[Process]:
+        """Return the processes that have ended, in the order in which this was seen."""
+        for fd, _ in self._poll.poll(0):
+            self._poll.unregister(fd)
+            self._dead.append(self._fds[fd])
+        return list(self._dead)
+
+    def close(self) -> None:
+        """Close the pidfds."""
+        while self._fds:
+            os.close(self._fds.popitem()[0])
+
+    def __enter__(self) -> Watch:
+        """Return self."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the pidfds."""
+        self.close()

@@ -1,0 +1,156 @@
+"""The state directory: the only place where the supervisor keeps files, in a folder that others may share (/tmp).
+
+Owns opening and checking it (semantics: a real directory, of the own user, mode exactly 0700) and every file access
+inside, always relative to the checked directory and never through a symbolic link.  Must not know what the files say.
+docs/reference/state-directory.md lists them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+
+from gpususpend import errors
+
+
+class Locked(Exception):
+    """Another process holds the lock; `pid` is what it wrote there, 0 if unknown."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(f"locked by pid {pid}")
+        self.pid = pid
+
+
+class StateDir:
+    """An opened state directory.
+
+    Guarantees that nothing outside it is read, written or removed, whatever lies at its path.
+    """
+
+    def __init__(self, path: str, fd: int) -> None:
+        self.path = path
+        self.fd = fd
+
+    @classmethod
+    def open(cls, path: str, create: bool = True) -> StateDir:
+        """Open the directory, making it if it is missing and `create` is set.
+
+        Raises UnsafeStateDir if it may not be trusted, FileNotFoundError if it is missing and not to be made.
+        """
+        if create:
+            try:
+                os.mkdir(path, 0o700)
+            except FileExistsError:
+                pass
+            except OSError as error:
+                raise errors.UnsafeStateDir(path=path, why=f"cannot be made: {error.strerror}") from None
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            symlink = error.errno == errno.ELOOP or os.path.islink(path)
+            why = "it is a symbolic link" if symlink else f"it cannot be opened: {error.strerror}"
+            raise errors.UnsafeStateDir(path=path, why=why) from None
+        try:
+            _check_directory(path, os.fstat(fd))
+        except BaseException:
+            os.close(fd)
+            raise
+        return cls(path, fd)
+
+    def close(self) -> None:
+        """Close the directory."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def names(self) -> list[str]:
+        """Return the names of the files inside, sorted."""
+        return sorted(os.listdir(self.fd))
+
+    def read(self, name: str) -> bytes:
+        """Return the content of a file.  Raises FileNotFoundError, UnsafeStateDir."""
+        fd = self._open_checked(name, os.O_RDONLY)
+        with os.fdopen(fd, "rb") as file:
+            return file.read()
+
+    def write(self, name: str, content: bytes) -> None:
+        """Replace a file durably: after a crash it holds the old content or the new."""
+        temporary = f"{name}.{secrets.token_hex(8)}.tmp"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(temporary, flags, 0o600, dir_fd=self.fd)
+        try:
+            with os.fdopen(fd, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.rename(temporary, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+        except BaseException:
+            self.remove(temporary)
+            raise
+        os.fsync(self.fd)
+
+    def append_fd(self, name: str) -> int:
+        """Return a descriptor that appends to a file of its own, such as a log."""
+        return self._open_checked(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def remove(self, name: str) -> None:
+        """Remove a file; a missing one is no error."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self.fd)
+
+    def _open_checked(self, name: str, flags: int) -> int:
+        if "/" in name or name in ("", ".", ".."):
+            raise ValueError(f"not a plain file name: {name!r}")
+        # Without O_NONBLOCK a planted fifo would keep the command waiting.
+        flags |= os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        try:
+            fd = os.open(name, flags, 0o600, dir_fd=self.fd)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENXIO):
+                raise errors.UnsafeStateDir(path=f"{self.path}/{name}", why="it is no regular file") from None
+            raise
+        facts = os.fstat(fd)
+        if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_nlink != 1:
+            os.close(fd)
+            raise errors.UnsafeStateDir(path=f"{self.path}/{name}", why="it is no regular file of this user alone")
+        return fd
+
+    @contextlib.contextmanager
+    def lock(self, name: str) -> Iterator[None]:
+        """Hold the lock file `name`; raises Locked if another process has it.  The kernel frees a dead one's."""
+        fd = self._open_checked(name, os.O_RDWR | os.O_CREAT)
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                text = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
+                raise Locked(int(text) if text.isdigit() else 0) from None
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+            yield
+        finally:
+            os.close(fd)
+
+    def __enter__(self) -> StateDir:
+        """Return self."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the directory."""
+        self.close()
+
+
+def _check_directory(path: str, facts: os.stat_result) -> None:
+    if not stat.S_ISDIR(facts.st_mode):
+        raise errors.UnsafeStateDir(path=path, why="it is no directory")
+    if facts.st_uid != os.geteuid():
+        raise errors.UnsafeStateDir(path=path, why=f"it belongs to user {facts.st_uid}, not to {os.geteuid()}")
+    if stat.S_IMODE(facts.st_mode) != 0o700:
+        raise errors.UnsafeStateDir(path=path, why=f"its mode is {stat.S_IMODE(facts.st_mode):04o}, not 0700")
