@@ -2,7 +2,7 @@
 
 ``python setup.py build_native`` builds them in place for development and needs no setuptools. A wheel is built by any
 PEP 517 front end (``pip wheel .``); it always compiles into its own build folder, so that a library that lies in the
-tree, perhaps of another architecture, is never packaged. Environment: ``CC`` names the compiler, and with it the target.
+tree, perhaps of another architecture, is never packaged. Environment: ``CC`` names the compiler, and so the target.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ SHIM_SOURCES = ROOT / "shim"
 SIM_SOURCES = ROOT / "gpususpend" / "simcuda"
 SHIM_LIBRARY = Path("libnvsnap_gpushare.so")  # relative to the package gpususpend
 SIM_LIBRARY = Path("simcuda") / "libcuda.so.1"
+SOURCE_SUFFIXES = {".c", ".h", ".py", ".pyx", ".pxi", ".pxd"}
 SIM_FLAGS = [
     "-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror",
     "-fPIC", "-fvisibility=hidden", "-pthread", "-shared",
@@ -70,7 +71,7 @@ def is_current(out: Path, folders: list[Path]) -> bool:
     """Tell whether `out` is newer than every source file in `folders`."""
     if not out.exists():
         return False
-    sources = [path for folder in folders for path in folder.iterdir() if path.suffix in {".c", ".h", ".py", ".pyx", ".pxi", ".pxd"}]
+    sources = [path for folder in folders for path in folder.iterdir() if path.suffix in SOURCE_SUFFIXES]
     return out.stat().st_mtime > max(path.stat().st_mtime for path in [*sources, Path(__file__)])
 
 
@@ -82,10 +83,11 @@ def build_native(arguments: list[str]) -> None:
     parser.add_argument("--force", action="store_true", help="build even what is newer than its sources")
     parser.add_argument("--out", type=Path, default=ROOT / "gpususpend", help="folder to build into")
     options = parser.parse_args(arguments)
-    if not options.sim_only and (options.force or not is_current(options.out / SHIM_LIBRARY, [SHIM_SOURCES])):
-        build_shim(options.out)
-    if not options.shim_only and (options.force or not is_current(options.out / SIM_LIBRARY, [SIM_SOURCES, SHIM_SOURCES])):
-        build_sim(options.out)
+    out = options.out
+    if not options.sim_only and (options.force or not is_current(out / SHIM_LIBRARY, [SHIM_SOURCES])):
+        build_shim(out)
+    if not options.shim_only and (options.force or not is_current(out / SIM_LIBRARY, [SIM_SOURCES, SHIM_SOURCES])):
+        build_sim(out)
 
 
 def run_setup() -> None:
