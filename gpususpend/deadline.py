@@ -39,3 +39,8 @@ class Deadline:
     def within(self, seconds: float) -> Deadline:
         """Return a deadline `seconds` from now that is not later than this one."""
         return Deadline(min(seconds, self.left()), self._clock, self._sleep)
+
+    @classmethod
+    def until(cls, at: float) -> Deadline:
+        """Return the deadline at a moment of the monotonic clock."""
+        return cls(at - time.monotonic())

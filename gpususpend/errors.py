@@ -178,6 +178,14 @@ class WrongPeer(Refused):
     template = "the socket @nvsnap-gpushare.{inner_pid} of pid {pid} is held by pid {peer_pid} (user {peer_uid})"
 
 
+class NoAnswer(Refused):
+    """A shim listens and does not answer."""
+
+    code = "no-answer"
+    next_action = "retry"
+    template = "pid {pid}: its shim does not answer properly: {detail}; nothing was changed"
+
+
 class ProtocolVersion(Refused):
     """The shim speaks another version of the control protocol."""
 

@@ -187,7 +187,7 @@ class Journal:
 
     @contextlib.contextmanager
     def choosing(self) -> Iterator[None]:
-        """Hold the whole journal while groups are looked up and claimed; brief, so another command's hold is awaited."""
+        """Hold the whole journal while groups are looked up and claimed; brief, so others wait for it."""
         deadline = Deadline(CLAIM_S)
         with contextlib.ExitStack() as stack:
             while True:

@@ -1,0 +1,170 @@
+"""Which processes a command is about, and what each of them is.
+
+Owns turning pids, --tree and --all into members, and the refusals that concern one process alone.  Must not know the
+phases.  Changes nothing anywhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from gpususpend import control, errors, processes
+from gpususpend.control import ControlClient, Reply, ShimRefused
+from gpususpend.deadline import Deadline
+from gpususpend.defaults import LIMITS
+from gpususpend.journal import Kind, Member
+from gpususpend.processes import Process
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What the user named."""
+
+    pids: tuple[int, ...] = ()
+    trees: tuple[int, ...] = ()
+    everything: bool = False
+
+    def __bool__(self) -> bool:
+        """Tell whether anything was named."""
+        return bool(self.pids or self.trees or self.everything)
+
+
+def parse_pids(words: Iterable[str]) -> tuple[int, ...]:
+    """Turn words into pids, each once; raises NotANumber."""
+    pids = []
+    for word in words:
+        if not (word.isascii() and word.isdigit()) or not 0 < int(word) < 1 << 31:
+            raise errors.NotANumber(value=word)
+        pids.append(int(word))
+    return tuple(dict.fromkeys(pids))
+
+
+@dataclass
+class Found:
+    """A process, what its shim said of itself (None: no shim), and whether it shows signs of CUDA."""
+
+    process: Process
+    hello: Reply | None = None
+    cuda: bool = False
+    named: bool = False  # by its own pid, not through --tree or --all
+
+    @property
+    def pid(self) -> int:
+        """Return the pid."""
+        return self.process.pid
+
+    def member(self, kind: Kind | None = None) -> Member:
+        """Return it as a member of a group."""
+        found = Kind.SHIMMED if self.hello else Kind.UNSHIMMED if self.cuda else Kind.PLAIN
+        nonce = self.hello.text("nonce") if self.hello else ""
+        process = self.process
+        return Member(
+            process.pid, process.start_time, process.inner_pid, process.uid, process.comm, kind or found, nonce
+        )
+
+
+@dataclass
+class Discovery:
+    """Everything that was found for one command."""
+
+    found: list[Found] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+def select(targets: Targets, warn: Callable[[str], None] = lambda text: None) -> list[Process]:
+    """Return the processes that were named, by pid.
+
+    Raises NoTarget, NoSuchProcess, ThreadId and OwnAncestor; a process found by --tree that ends meanwhile is left out.
+    """
+    if not targets:
+        raise errors.NoTarget()
+    chosen = {pid: processes.read_process(pid) for pid in targets.pids}
+    roots = [processes.read_process(pid) for pid in targets.trees]
+    own = processes.own_line()
+    if roots:
+        everything = processes.all_processes()
+        below = processes.descendants([root.pid for root in roots], everything)
+        # The command itself may stand in the tree, a parent of it may not.
+        chosen |= {process.pid: process for process in [*roots, *below] if process.pid != os.getpid()}
+    if targets.everything:
+        chosen |= {process.pid: process for process in _with_sockets(warn)}
+    for pid in chosen:
+        if pid in own:
+            raise errors.OwnAncestor(pid=pid)
+    return [chosen[pid] for pid in sorted(chosen)]
+
+
+def _with_sockets(warn: Callable[[str], None]) -> list[Process]:
+    """Return the processes of this user whose shims listen here; what cannot be one is passed over with a warning."""
+    found = []
+    for inner_pid in control.listeners():
+        try:
+            process = processes.read_process(inner_pid)
+            if os.geteuid() in (0, process.uid):
+                processes.check_reachable(process)
+                found.append(process)
+        except errors.Refused as refusal:
+            warn(f"@{control.socket_name(inner_pid)} passed over: {refusal}")
+    return found
+
+
+def examine(process: Process, named: bool = False) -> Found:
+    """Find out what a process is; raises a Refused that names it.
+
+    The socket's owner is checked, so a process cannot pass for another by taking its name.
+    """
+    processes.check_reachable(process)
+    found = Found(process, named=named)
+    try:
+        with ControlClient(process.pid, process.inner_pid, process.uid) as client:
+            found.hello = client.request("hello", Deadline(LIMITS.connect_s))
+    except (ConnectionRefusedError, FileNotFoundError):
+        pass  # nobody listens: no shim, or one that has not seen CUDA yet
+    except TimeoutError:
+        raise errors.NoAnswer(pid=process.pid, detail=f"no answer within {LIMITS.connect_s:g} s") from None
+    except (OSError, ValueError, ShimRefused) as error:
+        if not processes.is_same(process):
+            raise errors.ProcessGone(pid=process.pid) from None
+        raise errors.NoAnswer(pid=process.pid, detail=str(error)) from None
+    if found.hello is None:
+        try:
+            found.cuda = processes.uses_cuda(process.pid)
+        except PermissionError:
+            raise errors.CannotTrace(
+                pid=process.pid, detail="its descriptors may not be read", setting="prctl PR_SET_DUMPABLE"
+            ) from None
+    elif found.hello.number("pid", process.inner_pid) != process.inner_pid:
+        raise errors.NoAnswer(pid=process.pid, detail="its shim takes itself for another process")
+    if not processes.is_same(process):
+        raise errors.ProcessGone(pid=process.pid)
+    return found
+
+
+def examine_all(targets: Targets, warn: Callable[[str], None] = lambda text: None) -> list[Found]:
+    """Find out what every named process is; one found by --tree or --all that ends meanwhile is left out."""
+    result = []
+    for process in select(targets, warn):
+        named = process.pid in targets.pids or process.pid in targets.trees
+        try:
+            result.append(examine(process, named))
+        except (errors.ProcessGone, errors.NoSuchProcess):
+            if named:
+                raise
+    return result
+
+
+def newcomers(members: Sequence[Member]) -> list[Found]:
+    """Return the processes below a group's members, and the plain members, that use CUDA though they did not before."""
+    known = {member.pid: member for member in members}
+    below = processes.descendants(known, processes.all_processes())
+    plain = [member.process for member in members if member.kind is Kind.PLAIN]
+    result = []
+    for process in [*plain, *(process for process in below if process.pid not in known)]:
+        with contextlib.suppress(errors.ProcessGone):
+            found = examine(process)
+            if found.hello is not None or found.cuda:
+                result.append(found)
+    return result

@@ -1,0 +1,44 @@
+"""SIGINT and SIGTERM as a request that the command looks at between steps.
+
+A signal must not cut a step in two: the handler only notes it.  Suspend asks at every barrier and rolls back; what brings
+a group back is never interrupted, since half-way is the one place where nobody wants to be left.
+"""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+from typing import Any
+
+from gpususpend import errors
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupts:
+    """Notes signals while it is entered as a context manager.  Used in the main thread."""
+
+    def __init__(self) -> None:
+        self.received: signal.Signals | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Interrupts:
+        """Install the handlers; a signal that is ignored (nohup) stays ignored."""
+        for number in SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Put the former handlers back."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before.clear()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.received = self.received or signal.Signals(number)
+
+    def check(self, step: str) -> None:
+        """Raise Interrupt if a signal came."""
+        if self.received is not None:
+            raise errors.Interrupt(step=step, pid=0, signal=self.received.name)

@@ -1,0 +1,96 @@
+"""Progress of a command on stderr: a bar on a terminal, a line every few seconds elsewhere.
+
+Owns what is written there while a phase runs.  Must not know the phases, and loads nothing slow unless it draws a bar.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TextIO
+
+from gpususpend.defaults import LIMITS
+
+
+def readable_bytes(count: float) -> str:
+    """Return a count of bytes for people, in binary units."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def rate(count: int, seconds: float) -> str:
+    """Return a rate in GB/s, or nothing where it would say nothing."""
+    return f"{count / seconds / 1e9:.2f} GB/s" if count and seconds > 0 else ""
+
+
+class Progress:
+    """Tells how far a phase is.  A stream that cannot be written is given up, not an error."""
+
+    def __init__(
+        self,
+        stream: TextIO | None = None,
+        quiet: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+        interval_s: float = LIMITS.progress_s,
+    ) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self._quiet = quiet
+        self._clock = clock
+        self._interval_s = interval_s
+        self._phase, self._ranks, self._bytes = "", 0, 0
+        self._begun = self._told = 0.0
+        self._bar: Any = None
+        self._task: Any = None
+
+    def begin(self, phase: str, ranks: int, total_bytes: int = 0) -> None:
+        """Begin a phase over `ranks` ranks that moves `total_bytes` in all (0: unknown or none)."""
+        self.end()
+        self._phase, self._ranks, self._bytes = phase, ranks, total_bytes
+        self._begun = self._told = self._clock()
+        if not self._quiet and self._stream.isatty():
+            self._draw()
+
+    def _draw(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress as Bar, TextColumn, TimeElapsedColumn
+
+        self._bar = Bar(
+            TextColumn("{task.description:<14}"), BarColumn(), TextColumn("{task.fields[text]}"), TimeElapsedColumn(),
+            console=Console(file=self._stream), transient=True,
+        )  # fmt: skip
+        self._task = self._bar.add_task(self._phase, total=max(1, self._bytes or self._ranks), text="")
+        self._bar.start()
+
+    def update(self, ranks_done: int, bytes_done: int = 0) -> None:
+        """Say how many ranks have finished and how many bytes have moved."""
+        if self._quiet:
+            return
+        elapsed = self._clock() - self._begun
+        parts = [f"{ranks_done}/{self._ranks} ranks"]
+        if self._bytes:
+            parts.append(f"{readable_bytes(bytes_done)} of {readable_bytes(self._bytes)}")
+            parts.append(rate(bytes_done, elapsed))
+        text = ", ".join(part for part in parts if part)
+        if self._bar is not None:
+            self._bar.update(self._task, completed=bytes_done if self._bytes else ranks_done, text=text)
+        elif self._clock() - self._told >= self._interval_s:
+            self._told = self._clock()
+            self.say(f"{self._phase}: {text}, {elapsed:.0f} s")
+
+    def end(self) -> None:
+        """End the phase."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def say(self, text: str) -> None:
+        """Write one line."""
+        if not self._quiet:
+            with suppress(OSError, ValueError):
+                self._stream.write(f"{text}\n")
+                self._stream.flush()
