@@ -57,7 +57,8 @@ def phase_rows(record: dict[str, Any]) -> list[str]:
                 sample = (phase["seconds"], phase.get("bytes") or 0)
                 samples.setdefault((verb, phase["name"]), []).append(sample)
             samples.setdefault((verb, "whole command"), []).append((cycle[verb]["seconds"], 0))
-    lines = [row(["command", "phase", "median s", "GB", "GB/s", "samples, s"]), row(["---", "---", *["---:"] * 3, "---"])]
+    heads = ["command", "phase", "median s", "GB", "GB/s", "samples, s"]
+    lines = [row(heads), row(["---", "---", "---:", "---:", "---:", "---"])]
     for (verb, phase_name), taken in samples.items():
         seconds = statistics.median(second for second, _ in taken)
         moved = statistics.median(size for _, size in taken)
