@@ -1,0 +1,110 @@
+"""Peer access between two devices of one process."""
+
+from __future__ import annotations
+
+from tests.conformance.case import MIB, Seen, Start, case
+from tests.programs.client import Worker
+
+
+def both(worker: Worker) -> tuple[int, int]:
+    """Start a worker on both devices; return the contexts, the first current."""
+    first = worker.start(0)["context"]
+    second = worker.primary_retain(1)
+    worker.use(first)
+    return first, second
+
+
+def reaches(worker: Worker, context: int, address: int) -> list[int]:
+    """Let a kernel in `context` write to `address`; return the codes of launch and sync."""
+    worker.use(context)
+    return [worker.code("kernel", "gs_fill", [address, 64, 1]), worker.code("ctx_sync")]
+
+
+@case(devices=2)
+def rules(seen: Seen, start: Start) -> None:
+    """Enable and disable."""
+    worker = start(None)
+    first, second = both(worker)
+    seen.value("can access", worker.try_("can_access_peer", 0, 1))
+    seen.value("can access itself", worker.try_("can_access_peer", 0, 0))
+    seen("disable when off", worker.code("peer_disable", second))
+    seen("enable", worker.code("peer_enable", second))
+    seen("enable twice", worker.code("peer_enable", second))
+    seen("enable with flags", worker.code("peer_enable", second, 1))
+    seen("enable oneself", worker.code("peer_enable", first))
+    seen("disable", worker.code("peer_disable", second))
+    seen("disable twice", worker.code("peer_disable", second))
+    worker.use(second)
+    seen("other direction is its own", worker.code("peer_disable", first))
+
+
+@case(devices=2)
+def before_and_after(seen: Seen, start: Start) -> None:
+    """Kernels reach memory made before and after peer access was enabled, small and big, in one direction."""
+    worker = start(None)
+    first, second = both(worker)
+    worker.use(second)
+    early = [worker.alloc(size) for size in (4096, 4 * MIB)]
+    worker.use(first)
+    worker.peer_enable(second)
+    worker.use(second)
+    late = [worker.alloc(size) for size in (4096, 4 * MIB)]
+    for label, address in zip(("early small", "early big", "late small", "late big"), early + late, strict=True):
+        seen(label, reaches(worker, first, address))
+    seen.value("DEVICE_ORDINAL from the peer", worker.try_("pointer_attribute", "DEVICE_ORDINAL", early[1]))
+    worker.use(first)
+    seen("free from the other context", worker.code("free", early[1]))
+
+
+@case(devices=2)
+def without(seen: Seen, start: Start) -> None:
+    """A kernel that reaches for a peer's memory without access."""
+    worker = start(None)
+    first, second = both(worker)
+    worker.use(second)
+    address = worker.alloc(4 * MIB)
+    seen("without", reaches(worker, first, address))
+
+
+@case(devices=2)
+def after_disable(seen: Seen, start: Start) -> None:
+    """A kernel that reaches for a peer's memory after access was taken away."""
+    worker = start(None)
+    first, second = both(worker)
+    worker.use(second)
+    address = worker.alloc(4 * MIB)
+    worker.use(first)
+    worker.peer_enable(second)
+    seen("with", reaches(worker, first, address))
+    worker.peer_disable(second)
+    seen("after disable", reaches(worker, first, address))
+
+
+@case(devices=2)
+def copies(seen: Seen, start: Start) -> None:
+    """Copies between devices need no peer access."""
+    worker = start(None)
+    first, second = both(worker)
+    mine = worker.alloc(MIB)
+    worker.fill(mine, MIB, 1)
+    worker.use(second)
+    theirs = worker.alloc(MIB)
+    worker.use(first)
+    seen("copy", worker.code("copy_dtod", theirs, mine, MIB))
+    seen("peer copy", worker.code("copy_peer", theirs, second, mine, first, MIB))
+    worker.use(second)
+    worker.expect(theirs, MIB, [1])
+    seen("content", worker.verify())
+
+
+@case(devices=2)
+def mappings_ignore_it(seen: Seen, start: Start) -> None:
+    """cuMem mappings follow their access entries, not peer access."""
+    worker = start(None)
+    first, second = both(worker)
+    block = worker.block(2 * MIB, "device", 1, [["device", 0, 3]])
+    seen("with an entry", reaches(worker, first, block["address"]))
+    worker.use(first)
+    worker.peer_enable(second)
+    worker.mem_access(block["address"], 2 * MIB, [["device", 0, 0]])
+    seen.value("access after none", worker.try_("mem_get_access", block["address"], "device", 0))
