@@ -1,0 +1,94 @@
+"""The results page is what its script makes of the recorded runs, and nothing else."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.programs.setting import ROOT
+
+SCRIPT = ROOT / "docs" / "results" / "generate.py"
+
+
+@pytest.fixture
+def generate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script as a module, on an empty folder."""
+    spec = importlib.util.spec_from_file_location("generate_results", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    (tmp_path / "raw").mkdir()
+    monkeypatch.setattr(module, "FOLDER", tmp_path)
+    monkeypatch.setattr(module, "PAGE", tmp_path / "README.md")
+    return module
+
+
+def record(**changes: Any) -> dict[str, Any]:
+    """Return a recorded run of two cycles on one GPU."""
+    release = {"name": "release", "bytes": 8 * 10**9}
+    cycles = [
+        {
+            "cycle": number,
+            "suspend": {"seconds": 1.0, "report": {"phases": [{**release, "seconds": seconds}]}},
+            "resume": {"seconds": 2.0, "report": {"phases": [{"name": "unlock", "seconds": 0.002}]}},
+            "suspended": {"unreturned_bytes": number << 20},
+            "checked_bytes": 10**9,
+            "steps": 5,
+        }
+        for number, seconds in ((1, 0.2), (2, 0.3), (3, 0.1))
+    ]
+    base = {
+        "schema": "gpushare-demo/1", "version": "1", "commit": "0123456789ab", "date": "2026-01-01T00:00:00+00:00",
+        "command": ["python", "-m", "gpususpend.demo"], "driver": {"kind": "real", "version": "580.1"},
+        "simulated": False, "gpus": [{"name": "GPU X"}], "ranks": [{"rank": 0, "device": 0}, {"rank": 1, "device": 0}],
+        "rank_bytes": 4 * 10**9, "cycles": cycles,
+    }  # fmt: skip
+    return base | changes
+
+
+def write(generate: ModuleType, name: str, content: dict[str, Any]) -> None:
+    """Put a recorded run where the script looks."""
+    (generate.FOLDER / "raw" / f"{name}.json").write_text(json.dumps(content))
+
+
+def test_committed_page_is_what_the_script_makes() -> None:
+    done = subprocess.run([sys.executable, SCRIPT, "--check"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_page_shows_commit_driver_command_median_and_every_sample(generate: ModuleType) -> None:
+    write(generate, "one", record())
+    page = generate.page()
+    for part in ("## one", "`0123456789ab`", "driver 580.1", "`python -m gpususpend.demo`", "GPU X", "at most 3 MiB"):
+        assert part in page
+    assert "| suspend | release | 0.200 | 8.00 | 40.0 | 0.200, 0.300, 0.100 |" in page
+    assert "| resume | whole command | 2.000 |  |  | 2.000, 2.000, 2.000 |" in page
+
+
+def test_simulated_run_shows_no_times(generate: ModuleType) -> None:
+    write(generate, "sim", record(simulated=True))
+    assert "simulated" in generate.page()
+    assert "0.200" not in generate.page()
+
+
+@pytest.mark.parametrize("change", [{"schema": "other/1"}, {"commit": None}])
+def test_record_without_schema_or_commit_is_refused(generate: ModuleType, change: dict[str, Any]) -> None:
+    write(generate, "bad", record(**change))
+    with pytest.raises(generate.BadRecord, match=r"bad\.json"):
+        generate.page()
+
+
+def test_check_notices_a_page_edited_by_hand(generate: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["generate.py"])
+    assert generate.main() == 0
+    monkeypatch.setattr(sys, "argv", ["generate.py", "--check"])
+    assert generate.main() == 0
+    generate.PAGE.write_text(generate.PAGE.read_text() + "9,999 GB/s\n")
+    assert generate.main() == 1
