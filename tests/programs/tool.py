@@ -37,7 +37,8 @@ class Answer:
 
     def expect(self, *exit_codes: int) -> Answer:
         """Fail unless the command ended with one of these exit codes."""
-        assert self.exit_code in (exit_codes or (0,)), f"exit code {self.exit_code}, wanted {exit_codes or (0,)}: {self}"
+        wanted = exit_codes or (0,)
+        assert self.exit_code in wanted, f"exit code {self.exit_code}, wanted {wanted}: {self}"
         return self
 
     def __str__(self) -> str:

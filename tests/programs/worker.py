@@ -169,6 +169,10 @@ class Worker:
         """Write words to device memory."""
         content.write(address, content.np.array(words, dtype=content.np.uint32))
 
+    def host_write(self, address: int, word: int) -> None:
+        """Write one word of this process's memory by the CPU."""
+        content.host_view(address, 1)[0] = word
+
     def checksum(self, address: int, size: int) -> int:
         """Return the sum of all words, computed by a kernel."""
         out = need(calls.alloc(8), "allocate")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tests.conformance.case import MIB, Seen, Start, case, here
+import os
+
+from tests.conformance.case import MIB, Seen, Start, case, here, mapped
 from tests.programs import calls, content
 from tests.programs.calls import need
 
@@ -75,8 +77,6 @@ def free_rules(seen: Seen, start: Start) -> None:
 @case()
 def free_is_not_for_mappings(seen: Seen, start: Start) -> None:
     """cuMemFree on mapped cuMem memory."""
-    from tests.conformance.case import mapped
-
     here()
     _, address = mapped(2 * MIB)
     seen("free a mapping", calls.free(address))
@@ -196,7 +196,5 @@ def memory_info(seen: Seen, start: Start) -> None:
     fd = need(calls.mem_export(handle), "export")
     need(calls.mem_release(handle), "release")
     seen("kept by an exported fd", before - free_mib())
-    import os
-
     os.close(fd)
     seen("left after closing the fd", before - free_mib())

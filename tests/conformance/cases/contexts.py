@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 from tests.conformance.case import MIB, Seen, Start, case, here, mapped
 from tests.programs import calls, content
 from tests.programs.calls import need
@@ -87,8 +89,6 @@ def primary_release(seen: Seen, start: Start) -> None:
 @case()
 def freed_from_another(seen: Seen, start: Start) -> None:
     """Memory of one context used and freed while another is current, and in a thread without any."""
-    import threading
-
     here()
     address = need(calls.alloc(4 * MIB), "alloc")
     words = content.pattern([1], 16)
