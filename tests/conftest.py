@@ -104,7 +104,7 @@ def start_worker(machine: Setting, tmp_path: Path) -> Iterator[Callable[..., Wor
 
 @pytest.fixture
 def tool(machine: Setting) -> Iterator[Tool]:
-    """The command line tool on this test's machine; whatever it left suspended is resumed by no one, its workers die."""
+    """The command line tool on this test's machine."""
     with Tool(machine) as one:
         yield one
 
