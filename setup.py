@@ -21,6 +21,7 @@ SHIM_SOURCES = ROOT / "shim"
 SIM_SOURCES = ROOT / "gpususpend" / "simcuda"
 SHIM_LIBRARY = Path("libnvsnap_gpushare.so")  # relative to the package gpususpend
 SIM_LIBRARY = Path("simcuda") / "libcuda.so.1"
+ELF_MACHINES = {62: "x86_64", 183: "aarch64"}
 SOURCE_SUFFIXES = {".c", ".h", ".py", ".pyx", ".pxi", ".pxd"}
 SIM_FLAGS = [
     "-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror",
@@ -67,9 +68,15 @@ def build_sim(package: Path) -> None:
         fresh.unlink(missing_ok=True)
 
 
+def machine_of(library: Path) -> str | None:
+    """Return the architecture of an ELF file, None for any other file."""
+    head = library.read_bytes()[:20]
+    return ELF_MACHINES.get(int.from_bytes(head[18:20], "little")) if head[:4] == b"\x7fELF" else None
+
+
 def is_current(out: Path, folders: list[Path]) -> bool:
-    """Tell whether `out` is newer than every source file in `folders`."""
-    if not out.exists():
+    """Tell whether `out` is of the compiler's architecture and newer than every source file in `folders`."""
+    if not out.exists() or machine_of(out) != target_machine():
         return False
     sources = [path for folder in folders for path in folder.iterdir() if path.suffix in SOURCE_SUFFIXES]
     return out.stat().st_mtime > max(path.stat().st_mtime for path in [*sources, Path(__file__)])

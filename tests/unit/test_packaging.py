@@ -6,6 +6,7 @@ The wheel's behaviour in an empty environment is tested by .ci/run, which has a 
 from __future__ import annotations
 
 import configparser
+import importlib.util
 import os
 import re
 import shutil
@@ -177,3 +178,18 @@ def test_import_needs_no_driver_and_loads_no_cuda() -> None:
     program = "import sys, gpususpend, chunkstore; print([m for m in sys.modules if m.startswith(('cuda', 'pynvml'))])"
     done = run(sys.executable, "-c", program)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_b08_library_of_another_architecture_is_not_current(tmp_path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("gpushare_setup", ROOT / "setup.py")
+    assert spec is not None and spec.loader is not None
+    setup = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(setup)
+    other = {"x86_64": 183, "aarch64": 62}[os.uname().machine]
+    library = tmp_path / "library.so"
+    library.write_bytes(ELF + bytes(14) + other.to_bytes(2, "little"))
+    assert not setup.is_current(library, [])
+    library.write_bytes(Path(sys.executable).resolve().read_bytes())
+    assert setup.is_current(library, [])
+    os.utime(library, (1, 1))
+    assert not setup.is_current(library, [])
