@@ -1,0 +1,1 @@
+"""Sources of ``libnvsnap_gpushare.so`` and the scripts that build it. Not installed: only the library is."""

@@ -1,0 +1,42 @@
+# From the first call to the end of the process, and through fork. It must not know what starts, only when.
+#
+# Before the first hooked call nothing of this library has run. The first call finds the driver's functions; the first
+# successful cuInit starts the core (control_start). A forked child cannot use the driver that its parent initialised;
+# it starts empty, and starts anew if its own cuInit ever succeeds.
+
+cdef uint32_t core_started
+cdef uint32_t forks_watched
+
+
+cdef public CUresult cuInit(unsigned int Flags) noexcept nogil:
+    """Initialise the driver, and after the first success start the core."""
+    cdef CUresult rc
+    if not gs_ready() or gs_real.cuInit == NULL:
+        return gs_absent()
+    rc = gs_real.cuInit(Flags)
+    if rc == CUDA_SUCCESS:
+        gs_start()
+    return rc
+
+
+cdef void gs_start() noexcept nogil:
+    """Start the core once."""
+    if gs_cas(&core_started, 0, 1):
+        control_start()
+
+
+cdef void watch_forks() noexcept nogil:
+    """Have forked children start empty; start_mutex is held. A child inherits this too, so once is enough."""
+    global forks_watched
+    if forks_watched == 0 and pthread_atfork(NULL, NULL, forget_everything) == 0:
+        forks_watched = 1
+
+
+cdef void forget_everything() noexcept nogil:
+    """In a forked child: no lock held, gates open, nothing counted, not started; threads and sockets are not ours."""
+    global core_started
+    gs_reset_locks()
+    gates_forget()
+    gs_self.bypass = 0
+    core_started = 0
+    core_fork_child()
