@@ -168,6 +168,12 @@ class Helper:
                 os.waitpid(self.pid, os.WNOHANG)
 
 
+def boot_id() -> str:
+    """Return the id of this boot: the start times of processes count from it."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip()
+
+
 def wait_ended(pidfd: int, deadline: Deadline) -> bool:
     """Wait until the process of a pidfd has ended; False if it still runs at the deadline."""
     return _wait_readable(pidfd, deadline)

@@ -78,7 +78,7 @@ class HolderRecord:
 
     def alive(self) -> bool:
         """Tell whether that very holder still runs."""
-        return self.boot_id == holder_process.boot_id() and processes.is_alive(self.pid, self.start_time)
+        return self.boot_id == helpers.boot_id() and processes.is_alive(self.pid, self.start_time)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from gpususpend import control, errors, processes, tracing
 from gpususpend.deadline import Deadline
 from gpususpend.defaults import LIMITS
-from gpususpend.helpers import Inherited, Message
+from gpususpend.helpers import Inherited, Message, boot_id
 from gpususpend.tracing import ChildSignals, Target, Tracer
 
 TITLE = "gpushare-holder"
@@ -167,12 +167,6 @@ class HolderProcess:
 
     def _living(self) -> list[int]:
         return [t.pid for t in self._targets if tracing.lives(t)]
-
-
-def boot_id() -> str:
-    """Return the id of this boot: start times count from it."""
-    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        return file.read().strip()
 
 
 def _targets(request: Message) -> list[Target]:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -255,10 +256,10 @@ def test_nobody_waits_for_a_kept_holder(state_dir: Path, start: Start, tmp_path:
     """A pipe that the command's caller reads ends with the command, not with the holder."""
     process = start(1)
     script = (
-        "import sys; from pathlib import Path; from gpususpend.holder import *; from gpususpend.deadline import Deadline\n"
+        "from pathlib import Path; from gpususpend.holder import *; from gpususpend.deadline import Deadline\n"
         f"h = Holder.start(Path({str(state_dir)!r})); h.stop([HoldTarget({process.pid})], Deadline(10)); h.keep()"
     )
-    subprocess.run([os.sys.executable, "-c", script], check=True, capture_output=True, timeout=30)  # type: ignore[attr-defined]
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, timeout=30)
     (record,) = holder.records(state_dir)
     process.assert_stopped()
     holder.end(record, deadline())
