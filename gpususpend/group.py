@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from gpususpend import errors, processes
 from gpususpend.control import ControlClient, Reply, ShimRefused, describe
@@ -18,6 +18,7 @@ from gpususpend.journal import Kind, Member
 from gpususpend.processes import Process
 
 BUSY_POLL_S = 0.05
+T = TypeVar("T")
 
 
 class Rank:
@@ -49,16 +50,18 @@ class Rank:
             try:
                 return self.client.request(verb, deadline, fd, **values)
             except ShimRefused as refusal:
-                if refusal.code != "busy" or deadline.passed():
+                # A lock that a stopped thread holds is not given back by waiting: its owner has to run first.
+                held = refusal.reply.text("step") == "lock"
+                if refusal.code != "busy" or held or deadline.passed():
                     raise
                 deadline.sleep(BUSY_POLL_S)
 
-    def _guard(self, step: str, deadline: Deadline, call: Callable[[], Any]) -> Any:
+    def _guard(self, step: str, deadline: Deadline, call: Callable[[], T]) -> T:
         try:
             return call()
         except ShimRefused as refusal:
             reply = refusal.reply
-            if refusal.code in ("deadline", "busy"):
+            if refusal.code in ("deadline", "busy") and reply.text("step") != "lock":
                 raise errors.DeadlinePassed(
                     step=step, pid=self.pid, seconds=round(deadline.seconds, 1), detail=describe(reply)
                 ) from None

@@ -1,7 +1,7 @@
 """SIGINT and SIGTERM as a request that the command looks at between steps.
 
-A signal must not cut a step in two: the handler only notes it.  Suspend asks at every barrier and rolls back; what brings
-a group back is never interrupted, since half-way is the one place where nobody wants to be left.
+A signal must not cut a step in two: the handler only notes it.  Suspend asks at every barrier and rolls back; what
+brings a group back is never interrupted, since half-way is the one place where nobody wants to be left.
 """
 
 from __future__ import annotations

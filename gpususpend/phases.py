@@ -3,8 +3,8 @@
 Owns the threads of a phase, the watch for dead processes, the journal's `step` and the record of times for the report.
 Must not know what the phases do.
 
-Each thread writes one slot that nobody else writes; slots are read only after all threads were joined.  A failed rank can
-therefore never pass for one that has not started.
+Each thread writes one slot that nobody else writes; slots are read only after all threads were joined.  A failed rank
+can therefore never pass for one that has not started.
 """
 
 from __future__ import annotations

@@ -57,7 +57,8 @@ class Progress:
 
     def _draw(self) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, Progress as Bar, TextColumn, TimeElapsedColumn
+        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as Bar
 
         self._bar = Bar(
             TextColumn("{task.description:<14}"), BarColumn(), TextColumn("{task.fields[text]}"), TimeElapsedColumn(),

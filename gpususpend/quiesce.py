@@ -1,10 +1,10 @@
 """Quiesce: one cut through the work of all ranks, after which no rank waits for another.
 
-Owns the order launch gate, drain, memory gate over all ranks, and the decision which launches are let through.  Must not
-know what happens to memory.
+Owns the drain over all ranks between the launch gate and the memory gate, and the decision which launches are let
+through meanwhile.  Must not know what happens to memory.
 
-A rank may spin in a collective that another rank has not launched yet when the gates close.  It can never drain by itself;
-the others, drained and with launches waiting, are let through one launch at a time until everybody has drained.
+A rank may spin in a collective that another rank has not launched yet when the gates close.  It can never drain by
+itself; the others, drained and with launches waiting, are let through one launch at a time until everybody has drained.
 """
 
 from __future__ import annotations

@@ -1,0 +1,137 @@
+"""Which groups a command works on, and that no other command works on them.
+
+Owns looking up records by what the user named, and claiming.  Must not know the steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from gpususpend import control, discover, errors, processes
+from gpususpend.deadline import Deadline
+from gpususpend.discover import Found, Targets
+from gpususpend.group import Group, Rank, group_of, still_there
+from gpususpend.journal import Journal, Member, Record, Stage, new_id
+from gpususpend.session import Context
+
+
+def overlapping(journal: Journal, pids: Sequence[int]) -> list[Record]:
+    """Return the records with a living member among `pids`."""
+    wanted = set(pids)
+    return [
+        record
+        for record in journal.records()
+        if any(member.pid in wanted and still_there(member) for member in record.members)
+    ]
+
+
+def check_free(journal: Journal, pids: Sequence[int]) -> Record | None:
+    """Return the record of the suspended group that holds all of `pids`, None if none of them is in any group.
+
+    Raises MixedStates if only some are suspended, NeedsRecover if a command was cut off half-way.
+    """
+    records = overlapping(journal, pids)
+    if not records:
+        return None
+    for record in records:
+        if record.stage is not Stage.SUSPENDED:
+            # Perhaps a command is at work on it this very moment; then that is the better answer.
+            with journal.held(record.id):
+                raise errors.NeedsRecover(pid=record.members[0].pid, phase=f"{record.stage.value}: {record.step}")
+    suspended = {pid for record in records for pid in record.pids}
+    outside = [pid for pid in pids if pid not in suspended]
+    if outside or len(records) > 1:
+        raise errors.MixedStates(suspended=sorted(suspended & set(pids)), running=outside or "of one group")
+    return records[0]
+
+
+@contextlib.contextmanager
+def claimed(context: Context, members: Sequence[Member], driver: str) -> Iterator[Record]:
+    """Write the record of a new group and hold it; raises if one of the processes belongs to another group."""
+    journal = context.journal
+    record = Record(
+        id=new_id(), stage=Stage.SUSPENDING, step="preflight", simulated=context.simulated, driver=driver,
+        created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"), members=list(members),
+    )  # fmt: skip
+    with contextlib.ExitStack() as stack:
+        with journal.choosing():
+            if check_free(journal, record.pids) is not None:
+                raise errors.Busy(pid=0, group="", pids=record.pids)
+            stack.enter_context(journal.held(record.id))
+            journal.write(record)
+        yield record
+
+
+@contextlib.contextmanager
+def taken(context: Context, record: Record) -> Iterator[Record]:
+    """Hold an existing group; yields the record as it is now.  Raises FileNotFoundError if it is done meanwhile."""
+    with context.journal.held(record.id, record.pids):
+        yield context.journal.read(record.id)
+
+
+def named_records(context: Context, targets: Targets) -> tuple[list[Record], list[int]]:
+    """Return the records of the groups that the targets touch, and the named pids that are in none."""
+    records = context.journal.records()
+    if targets.everything:
+        return records, []
+    wanted = named_pids(targets)
+    chosen = [record for record in records if wanted & set(record.pids)]
+    inside = {pid for record in chosen for pid in record.pids}
+    return chosen, sorted(wanted - inside)
+
+
+def named_pids(targets: Targets) -> set[int]:
+    """Return the pids that were named, with trees; a tree's root need not live any more."""
+    if not targets:
+        raise errors.NoTarget()
+    below = processes.descendants(targets.trees, processes.all_processes()) if targets.trees else []
+    return {*targets.pids, *targets.trees, *(process.pid for process in below)}
+
+
+def living(context: Context, record: Record) -> tuple[Record, list[int]]:
+    """Return the record with its members as they live now, and the pids of those that are gone."""
+    now = {member.pid: still_there(member) for member in record.members}
+    gone = [pid for pid, member in now.items() if member is None]
+    return replace(record, members=[member for member in now.values() if member is not None]), gone
+
+
+def unrecorded(context: Context, targets: Targets) -> list[Found]:
+    """Return the shims that stand half-way and are in no record: the state directory was lost, or stayed elsewhere.
+
+    A group that was dumped and restored on another machine arrives like this.
+    """
+    known = {member.pid for record in context.journal.records() for member in record.members}
+    wanted = None if targets.everything else named_pids(targets)
+    found = []
+    for inner_pid in control.listeners():
+        try:
+            one = discover.examine(processes.read_process(inner_pid))
+        except errors.Refused:
+            continue
+        if one.hello is None or one.pid in known or (wanted is not None and one.pid not in wanted):
+            continue
+        phase = Rank(one.member()).status(Deadline(context.limits.request_s)).text("phase")
+        if phase != "running":
+            found.append(one)
+    return found
+
+
+def adopted(context: Context, found: Sequence[Found]) -> Record:
+    """Write a record for shims that stand half-way and are in none."""
+    members = [one.member() for one in found]
+    hello = found[0].hello
+    assert hello is not None
+    record = Record(
+        id=new_id(), stage=Stage.SUSPENDED, step="found", simulated=hello.number("simulated") == 1,
+        driver=hello.text("driver"), members=members,
+        created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+    )  # fmt: skip
+    return context.journal.write(record)
+
+
+def runtime(record: Record) -> Group:
+    """Return the group of a record with fresh connections."""
+    return group_of(record.members)

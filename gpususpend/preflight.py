@@ -1,0 +1,189 @@
+"""What is refused before anything changes, over the whole group.
+
+Owns the refusals that need more than one process: halves of sharing groups, uncarried kinds, unshimmed processes, the
+driver's version, memory.  Must not know the phases.  Only asks; every refusal leaves the workload untouched.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from gpususpend import control, errors, phases, processes
+from gpususpend.control import ControlClient, Reply, ShimRefused, number
+from gpususpend.deadline import Deadline
+from gpususpend.defaults import OLDEST_DRIVER, Limits
+from gpususpend.discover import Found
+from gpususpend.group import Group, Rank
+
+# What to do about each kind that is not carried, as the shims name them.
+WAYS_OUT = {
+    "multicast": "start it with NCCL_NVLS_ENABLE=0",
+    "fabric": "start it with NCCL_MNNVL_ENABLE=0, so that it shares by file descriptor",
+    "exported-pool": "share memory made by cuMemCreate instead of a memory pool",
+    "ipc-event": "close the interprocess events first",
+    "external-memory": "close the imported graphics memory first",
+    "external-semaphore": "close the imported semaphores first",
+    "managed": "use device memory; the driver cannot checkpoint managed memory",
+    "native-ipc": "start the process that made the memory under the shim too",
+    "foreign-import": "start the process that made the memory under the shim too",
+    "unknown-abi": "install a newer gpushare, which knows this CUDA version",
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one rank's suspend moves: bytes into the arena, bytes of host memory, and bytes by GPU to find at load."""
+
+    arena_bytes: int
+    host_bytes: int
+    device_bytes: dict[str, int] = field(default_factory=dict)
+
+
+def read_plan(reply: Reply) -> Plan:
+    """Return a shim's answer to `plan`."""
+    device_bytes: dict[str, int] = {}
+    for group in reply.groups:
+        device_bytes[group["device"]] = device_bytes.get(group["device"], 0) + number(group, "bytes")
+    return Plan(reply.number("arena_bytes"), reply.number("host_bytes"), device_bytes)
+
+
+def check_driver_kind(found: Sequence[Found], simulated: bool) -> None:
+    """Refuse a process that runs on the other driver: the calls would go to a machine where it does not exist."""
+    names = {False: "real", True: "simulated"}
+    for one in found:
+        if one.hello is not None and (one.hello.number("simulated") == 1) != simulated:
+            theirs = not simulated
+            way_out = "add --driver sim" if theirs else "leave out --driver sim"
+            raise errors.DriverMismatch(pid=one.pid, theirs=names[theirs], ours=names[simulated], way_out=way_out)
+
+
+def check_driver_version(version: str, simulated: bool, needed: int = OLDEST_DRIVER, feature: str = "suspend") -> None:
+    """Refuse a driver that lacks what the command needs; an unreadable version is not guessed about."""
+    if simulated:
+        return
+    match = re.match(r"(\d+)", version)
+    if match is None or int(match[1]) < needed:
+        raise errors.DriverTooOld(version=version or "of unknown version", feature=feature, needed=needed)
+
+
+def check_phases(found: Sequence[Found], group: Group, limits: Limits) -> None:
+    """Refuse a shim that an earlier command left half-way."""
+    for rank in group:
+        phase = rank.status(Deadline(limits.request_s)).text("phase")
+        if phase != "running":
+            raise errors.NeedsRecover(pid=rank.pid, phase=phase)
+
+
+def check_uncarried(group: Group, limits: Limits) -> None:
+    """Refuse objects of kinds that are not carried, naming the first of each process."""
+
+    def ask(rank: Rank) -> list[dict[str, str]]:
+        return rank.listing("uncarried", Deadline(limits.request_s))
+
+    for pid, groups in phases.results("preflight", phases.parallel(group.ranks, ask)).items():
+        present = [item for item in groups if number(item, "count")]
+        if present:
+            kind = present[0].get("kind", "unknown")
+            raise errors.Uncarried(
+                pid=pid, kind=kind, count=number(present[0], "count"), object=present[0].get("object", "?"),
+                way_out=WAYS_OUT.get(kind, "close these objects first"),
+                kinds={item.get("kind", "unknown"): number(item, "count") for item in present},
+            )  # fmt: skip
+
+
+def check_sharing(group: Group, limits: Limits) -> None:
+    """Refuse half of a sharing group, and imports whose exporter cannot be found.
+
+    Asked in both directions: the members where their imports come from, and all other shims whether they import from a
+    member.
+    """
+    inner = {rank.member.inner_pid: rank for rank in group}
+
+    def ask(rank: Rank) -> list[dict[str, str]]:
+        return rank.listing("imports", Deadline(limits.request_s))
+
+    missing: dict[int, None] = {}
+    for pid, imports in phases.results("preflight", phases.parallel(group.ranks, ask)).items():
+        for item in imports:
+            exporter = number(item, "pid")
+            if item.get("state") == "unresolved":
+                raise errors.UnresolvedImport(pid=pid, object=item.get("object", "?"), exporter=exporter or "unknown")
+            if item.get("state") == "resolved" and exporter not in inner:
+                missing[exporter] = None
+    for outsider in importers_from(set(inner), limits):
+        missing[outsider] = None
+    if missing:
+        raise errors.HalfGroup(missing=sorted(missing))
+
+
+def importers_from(inner_pids: set[int], limits: Limits) -> list[int]:
+    """Return the pids of other processes that import memory from one of these; the mute are passed over.
+
+    Another user's shim hangs up: its process can only share with processes of its own user, or of root.
+    """
+    found = []
+    for inner_pid in control.listeners():
+        if inner_pid in inner_pids:
+            continue
+        try:
+            process = processes.read_process(inner_pid)
+            with ControlClient(process.pid, process.inner_pid, process.uid) as client:
+                imports = client.listing("imports", Deadline(limits.request_s))
+        except (errors.GpushareError, OSError, ValueError, ShimRefused):
+            continue
+        if any(item.get("state") == "resolved" and number(item, "pid") in inner_pids for item in imports):
+            found.append(process.pid)
+    return found
+
+
+def check_unshimmed(
+    found: Sequence[Found], allowed: bool, group: Group, limits: Limits, is_cuda: Callable[[int], bool]
+) -> list[Found]:
+    """Refuse processes that use CUDA without the shim; return the processes, each with `cuda` as it truly is.
+
+    Device nodes alone may be inherited or belong to NVML, so the driver is asked.  An allowed one must have nobody to
+    share with: no other process of its user without a shim that uses CUDA, and no shimmed one that has exported memory.
+    """
+    settled = [
+        one if one.hello is not None or not one.cuda else replace(one, cuda=is_cuda(one.pid)) for one in found
+    ]
+    bare = [one for one in settled if one.hello is None and one.cuda]
+    if bare and not allowed:
+        raise errors.NoShim(pid=bare[0].pid, comm=bare[0].process.comm, pids=[one.pid for one in bare])
+    for one in bare:
+        others = _possible_partners(one, group, limits, is_cuda)
+        if others:
+            raise errors.MayShare(pid=one.pid, comm=one.process.comm, others=others)
+    return settled
+
+
+def _possible_partners(one: Found, group: Group, limits: Limits, is_cuda: Callable[[int], bool]) -> list[int]:
+    shimmed = {rank.pid for rank in group}
+    partners = [
+        rank.pid
+        for rank in group
+        if rank.member.uid == one.process.uid and rank.status(Deadline(limits.request_s)).number("exports")
+    ]
+    listening = set(control.listeners())
+    for process in processes.all_processes():
+        if process.pid in shimmed or process.pid == one.pid or process.uid != one.process.uid:
+            continue
+        try:
+            suspect = process.inner_pid not in listening and processes.uses_cuda(process.pid)
+        except PermissionError:
+            suspect = False
+        if suspect and process.pid != os.getpid() and is_cuda(process.pid):
+            partners.append(process.pid)
+    return sorted(partners)
+
+
+def total(plans: Iterable[Plan]) -> dict[str, int]:
+    """Return the bytes by GPU over all ranks."""
+    result: dict[str, int] = {}
+    for plan in plans:
+        for uuid, count in plan.device_bytes.items():
+            result[uuid] = result.get(uuid, 0) + count
+    return result

@@ -1,0 +1,71 @@
+"""Recover: finish what a killed command, a killed holder or a call past its deadline left.
+
+Owns the decision where a group shall go, from its record and from what the shims and the driver say now.  Must not know
+the steps themselves: it uses the paths of suspend and resume.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from gpususpend import driver, errors
+from gpususpend.deadline import Deadline
+from gpususpend.driver import DriverState
+from gpususpend.journal import Record, Stage
+from gpususpend.resume import resume
+from gpususpend.session import Context, Session
+from gpususpend.suspend import freeze_again
+
+
+class Goal(str, Enum):
+    """Where recover shall bring a group."""
+
+    RECORDED = "recorded"  # suspended where it was suspended, else running
+    RUNNING = "running"
+    SUSPENDED = "suspended"
+
+
+def settle_calls(context: Context, record: Record) -> Record:
+    """Wait for driver calls that an earlier command left behind; raises StateUnknown if one still runs."""
+    if not record.calls:
+        return record
+    deadline = Deadline(context.limits.checkpoint_timeout_s)
+    context.progress.say(f"waiting for {len(record.calls)} driver call(s) that an earlier command left")
+    if not context.tools.await_calls(record.calls, deadline):
+        call = record.calls[0]
+        raise errors.StateUnknown(
+            cause=errors.DeadlinePassed(step=call.call, pid=call.pid, seconds=deadline.seconds, detail="still running"),
+            call=call.call, pid=call.pid, driver_pid=call.driver_pid,
+        )  # fmt: skip
+    for leftover in driver.leftovers(context.tools.state_dir):
+        if not leftover.alive() and any(leftover.pid == call.driver_pid for call in record.calls):
+            driver.forget(context.tools.state_dir, leftover)
+    return context.journal.update(record, calls=[])
+
+
+def recover(session: Session, goal: Goal) -> bool:
+    """Bring a group to a whole state; False if it now runs though it was to be suspended.
+
+    That happens where a suspend was cut off before the checkpoint: then the way back comes first, and the caller
+    suspends anew.  Raises outcomes as suspend and resume do.
+    """
+    record = session.record
+    session.driver_used = True
+    if goal is Goal.RECORDED:
+        goal = Goal.SUSPENDED if record.stage is Stage.SUSPENDED else Goal.RUNNING
+    if goal is Goal.SUSPENDED and is_down(session):
+        holders = session.context.tools.holders_of(record)
+        if record.stage is not Stage.SUSPENDED or (record.frozen and not any(kept.alive() for kept in holders)):
+            session.thaw()
+            freeze_again(session)
+        return True
+    resume(session)
+    return goal is Goal.RUNNING
+
+
+def is_down(session: Session) -> bool:
+    """Tell whether every process is checkpointed: all that may be missing is the freeze."""
+    states = session.states()
+    phases = [reply.text("phase") for reply in session.quick("status").values()]
+    down = all(state == DriverState.CHECKPOINTED for state in states.values())
+    return down and all(phase == "sealed" for phase in phases)

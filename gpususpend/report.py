@@ -1,0 +1,181 @@
+"""What a command says at its end: one JSON schema for machines, a table for people.
+
+Owns the schema (docs/reference/cli.md) and the layout.  Must not know how anything was found out; loads nothing slow.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpususpend import __version__, errors
+from gpususpend.phases import PhaseTime
+from gpususpend.progress import rate, readable_bytes
+
+SCHEMA = 1
+
+
+@dataclass
+class RankReport:
+    """One member of a group."""
+
+    pid: int
+    inner_pid: int
+    comm: str
+    kind: str  # shimmed, unshimmed or plain
+    state: str  # running, suspended, dead, …
+    phase: str = "-"  # the shim's
+    lease: str = "-"
+    bytes: int = 0  # carried by the shim
+    host_bytes: int = 0
+    busy: str = "-"  # long verb that the shim is in
+
+
+@dataclass
+class GroupReport:
+    """One group."""
+
+    state: str
+    ranks: list[RankReport] = field(default_factory=list)
+    id: str | None = None
+    step: str | None = None
+    phases: list[PhaseTime] = field(default_factory=list)
+    usage: dict[str, tuple[int, int]] = field(default_factory=dict)
+    holder: int | None = None
+    note: str = ""  # what a reader should do or know
+    not_running: int = 0
+
+    def data(self) -> dict[str, Any]:
+        """Return the JSON of the group."""
+        return {
+            "id": self.id,
+            "state": self.state,
+            "step": self.step,
+            "note": self.note,
+            "holder": self.holder,
+            "not_running": self.not_running,
+            "bytes": sum(phase.bytes for phase in self.phases if phase.name in ("release", "load")),
+            "seconds": round(sum(phase.seconds for phase in self.phases), 6),
+            "phases": [
+                {
+                    "name": phase.name,
+                    "seconds": round(phase.seconds, 6),
+                    "bytes": phase.bytes,
+                    "ranks": {str(pid): round(seconds, 6) for pid, seconds in phase.rank_seconds.items()},
+                }
+                for phase in self.phases
+            ],
+            "ranks": [vars(rank) for rank in self.ranks],
+            "gpus": [
+                {"uuid": uuid, "used_before": before, "used_after": after}
+                for uuid, (before, after) in self.usage.items()
+            ],
+        }
+
+
+@dataclass
+class Report:
+    """Everything that a command says."""
+
+    command: str
+    simulated: bool = False
+    groups: list[GroupReport] = field(default_factory=list)
+    already: bool = False
+    error: errors.GpushareError | None = None
+    warnings: list[str] = field(default_factory=list)
+    extra: dict[str, Any] = field(default_factory=dict)  # a command's own entries
+    lines: list[str] = field(default_factory=list)  # a command's own lines for people
+
+    @property
+    def exit_code(self) -> int:
+        """Return the exit status."""
+        return int(self.error.exit_code) if self.error else 0
+
+    def data(self) -> dict[str, Any]:
+        """Return the whole JSON document."""
+        return {
+            "schema": SCHEMA,
+            "version": __version__,
+            "command": self.command,
+            "simulated": self.simulated,
+            "ok": self.error is None,
+            "exit_code": self.exit_code,
+            "already": self.already,
+            "reason": self.error.reason if self.error else None,
+            "next": self.error.next_action if self.error else None,
+            "error": error_data(self.error),
+            "warnings": self.warnings,
+            "groups": [group.data() for group in self.groups],
+            **self.extra,
+        }
+
+    def json(self) -> str:
+        """Return the JSON text."""
+        return json.dumps(self.data(), indent=1, default=str)
+
+    def text(self) -> str:
+        """Return the tables."""
+        lines = ["simulated driver"] if self.simulated else []
+        lines += self.lines
+        for group in self.groups:
+            lines += _group_lines(group)
+        return "\n".join(lines)
+
+
+def error_data(error: errors.GpushareError | None) -> dict[str, Any] | None:
+    """Return the JSON of an error: that of its cause inside, so that step, pid and driver code stand in one place."""
+    if error is None:
+        return None
+    cause = error.cause if isinstance(error, errors.Outcome) and error.cause is not None else error
+    facts = {**cause.facts, **error.facts}
+    facts.pop("cause", None)
+    named = {name: facts.pop(name, None) for name in ("step", "pid", "cuda", "cuda_name")}
+    named["step"] = cause.facts.get("step", named["step"])
+    named["pid"] = cause.facts.get("pid", named["pid"])
+    return {"code": error.code, "cause": cause.code, "message": str(error), **named, "facts": facts}
+
+
+def table(rows: Iterable[Sequence[object]], heads: Sequence[str]) -> list[str]:
+    """Return aligned lines; numbers stand to the right."""
+    cells = [[str(cell) for cell in row] for row in rows]
+    numeric = [bool(cells) and all(row[i][:1].isdigit() or row[i] == "-" for row in cells) for i in range(len(heads))]
+    widths = [max(len(line[i]) for line in [list(heads), *cells]) for i in range(len(heads))]
+    lines = []
+    for line in [list(heads), *cells]:
+        padded = [
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(line, widths, numeric, strict=True)
+        ]
+        lines.append("  ".join(padded).rstrip())
+    return lines
+
+
+def _group_lines(group: GroupReport) -> list[str]:
+    lines = [f"group {group.id or '-'}: {group.state}" + (f" ({group.note})" if group.note else "")]
+    if group.ranks:
+        heads = ("PID", "COMMAND", "KIND", "STATE", "PHASE", "LEASE", "CARRIED", "HOST")
+        lines += table(
+            [
+                (r.pid, r.comm, r.kind, r.state, r.phase, r.lease, readable_bytes(r.bytes), readable_bytes(r.host_bytes))
+                for r in group.ranks
+            ],
+            heads,
+        )
+    if group.phases:
+        lines.append("")
+        lines += table(
+            [
+                (p.name, f"{p.seconds:.3f}", readable_bytes(p.bytes) if p.bytes else "-", rate(p.bytes, p.seconds) or "-")
+                for p in group.phases
+            ],
+            ("STEP", "SECONDS", "BYTES", "RATE"),
+        )
+    if group.usage:
+        lines.append("")
+        lines += table(
+            [(uuid, readable_bytes(before), readable_bytes(after)) for uuid, (before, after) in group.usage.items()],
+            ("GPU", "USED BEFORE", "USED AFTER"),
+        )
+    return lines

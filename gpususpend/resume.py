@@ -1,0 +1,202 @@
+"""Bringing a group back to running: the one path for resume, rollback and recover.
+
+Owns the order restore, threads, unlock, load, remap, unseal, bind, check, open.  Every step acts only on what is not
+in the wanted state, so the path is right from wherever the group stands, and can be repeated.  Must not know why a
+group is brought back.
+"""
+
+from __future__ import annotations
+
+from gpususpend import errors, phases
+from gpususpend.control import Reply
+from gpususpend.deadline import Deadline
+from gpususpend.driver import DriverState, GpuPairs
+from gpususpend.group import Rank
+from gpususpend.journal import Stage
+from gpususpend.session import CallsPending, Session
+from gpususpend.tools import state_name
+
+# Phases of a shim in which all objects are still where the application put them.
+UNTOUCHED = ("running", "quiescing", "quiesced")
+# Phases before which nothing has been sealed.
+UNSEALED = (*UNTOUCHED, "releasing", "released")
+SEAL_ATTEMPT_S = 5.0
+SEAL_PAUSE_S = 0.02
+
+
+def resume(session: Session, gpu_pairs: GpuPairs = ()) -> None:
+    """Bring a suspended or half-way group to running.
+
+    Raises a Refused before anything changed; StillSuspended if it can be repeated; Lost if a process cannot come back;
+    StateUnknown if a driver call does not return.
+    """
+    session.note(stage=Stage.RESUMING, error="")
+    try:
+        dead = bring_back_survivors(session, gpu_pairs)
+    except errors.Refused:
+        session.note(stage=Stage.SUSPENDED)
+        raise
+    except errors.GpushareError as cause:
+        session.note(error=str(cause))
+        raise outcome(session, cause) from cause
+    if dead:
+        raise died(session, dead)
+
+
+def died(session: Session, dead: list[errors.RankDied]) -> errors.Lost:
+    """Return the outcome where processes died and the others run again."""
+    lost = sorted({pid for death in dead for pid in _pids(death)})
+    return errors.Lost(
+        cause=dead[0], lost=lost, count_lost=len(lost), count=len(session.record.members),
+        detail=f"The other {len(session.group.members)} run again",
+    )  # fmt: skip
+
+
+def _pids(death: errors.RankDied) -> list[int]:
+    pids = death.facts.get("pids", [death.facts["pid"]])
+    assert isinstance(pids, list)
+    return pids
+
+
+def bring_back_survivors(session: Session, gpu_pairs: GpuPairs = ()) -> list[errors.RankDied]:
+    """Bring back the group; where a process dies meanwhile, the others.  Return the deaths."""
+    dead: list[errors.RankDied] = []
+    while True:
+        try:
+            bring_back(session, gpu_pairs)
+            return dead
+        except errors.RankDied as death:
+            dead.append(death)
+            session.bury(_pids(death))
+            if not session.group.members:
+                return dead
+
+
+def bring_back(session: Session, gpu_pairs: GpuPairs = ()) -> None:
+    """Bring every member to running, from wherever it stands.
+
+    The record is removed once everything runs.  Raises StepFailed; what was done stays done.
+    """
+    limits = session.limits
+    states = session.states() if session.driver_used else {}
+    down = [pid for pid, state in states.items() if state == DriverState.CHECKPOINTED]
+    session.driver_step(
+        "restore", down, limits.checkpoint_timeout_s, lambda driver, until: driver.restore(down, gpu_pairs, until)
+    )
+    # Threads first: measured, a process whose threads are stopped can be restored, but hangs in the unlock.
+    session.thaw()
+    locked = [*down, *(pid for pid, state in states.items() if state == DriverState.LOCKED)]
+    session.driver_step("unlock", locked, limits.driver_quick_s, lambda driver, until: driver.unlock(locked, until))
+    reload(session)
+    verify(session)
+    give_up_arenas(session)
+    session.context.journal.remove(session.record)
+
+
+def reload(session: Session) -> None:
+    """Bring the objects of all shims back and open the gates."""
+    if not session.group.ranks:
+        return
+    now = [reply.text("phase") for reply in session.quick("status").values()]
+    limits = session.limits
+    if any(phase not in UNTOUCHED for phase in now):
+        session.verb("load", limits.copy_timeout_s, "loaded_bytes", session.arena_total)
+        session.verb("remap", limits.remap_s)
+        if any(phase not in UNSEALED for phase in now):
+            in_a_stop(session, "unseal")
+        session.verb("bind", limits.remap_s)
+        session.verb("check", limits.canary_s)
+    if any(phase != "running" for phase in now):
+        # From here on some ranks run: a signal or a death changes nothing about the others being whole.
+        session.shims("open", lambda rank: rank.ask("open", Deadline(limits.open_s)))
+
+
+def in_a_stop(session: Session, verb: str) -> dict[int, Reply]:
+    """Send `seal` or `unseal` while all threads of all ranks are stopped.
+
+    A thread may be stopped with a lock in its hands that the shim needs; then it has to run on, and is stopped again
+    a little later.
+    """
+    deadline = Deadline(session.limits.seal_s)
+
+    def ask(rank: Rank) -> Reply:
+        attempt = deadline.within(SEAL_ATTEMPT_S)
+        return rank.ask(verb, attempt, timeout_ms=phases.timeout_ms(attempt))
+
+    with session.timed(verb, len(session.group.ranks)) as phase:
+        while True:
+            with session.stopped():
+                slots = phases.parallel(session.group.ranks, ask)
+            held = any(_is_held(slot.error) for slot in slots)
+            if not held or deadline.passed():
+                phase.rank_seconds = {slot.rank.pid: slot.seconds for slot in slots}
+                return phases.results(verb, slots)
+            deadline.sleep(SEAL_PAUSE_S)
+
+
+def _is_held(error: Exception | None) -> bool:
+    return isinstance(error, errors.ShimError) and error.facts.get("word") == "busy"
+
+
+def verify(session: Session) -> None:
+    """Raise unless the driver says RUNNING for every process and every shim has its gates open."""
+    if session.driver_used:
+        for pid, state in session.states().items():
+            if state != DriverState.RUNNING:
+                raise errors.StepFailed(step="verify", pid=pid, detail=f"the driver says {state_name(state)}")
+    for pid, reply in session.quick("status").items():
+        if reply.text("phase") != "running":
+            raise errors.StepFailed(step="verify", pid=pid, detail=f"its shim is in phase {reply.text('phase')}")
+
+
+def give_up_arenas(session: Session) -> None:
+    """Give the arenas back; failing to do so costs memory, not the group."""
+    deadline = Deadline(session.limits.seal_s)
+    slots = phases.parallel(session.group.ranks, lambda rank: rank.ask("arena", deadline, bytes=0))
+    for slot in slots:
+        if slot.error is not None:
+            session.context.warn(f"pid {slot.rank.pid} keeps its arena: {slot.error}")
+
+
+def not_running(session: Session) -> dict[int, str]:
+    """Return what every member that does not run is in, asked afresh; what does not answer does not run."""
+    found: dict[int, str] = {}
+    if session.driver_used:
+        try:
+            for pid, state in session.states().items():
+                if state != DriverState.RUNNING:
+                    found[pid] = state_name(state)
+        except errors.GpushareError as error:
+            session.context.warn(str(error))
+            found |= dict.fromkeys(session.group.cuda_pids, "state unknown")
+    deadline = Deadline(session.limits.request_s)
+    for slot in phases.parallel(session.group.ranks, lambda rank: rank.ask("status", deadline).text("phase")):
+        phase = slot.values[0] if slot.values else "no answer"
+        if phase != "running":
+            found.setdefault(slot.rank.pid, phase)
+    for process in session.watch.dead():
+        found[process.pid] = "dead"
+    return found
+
+
+def outcome(session: Session, cause: errors.GpushareError) -> errors.GpushareError:
+    """Return what a failure on the way back means for the group."""
+    if isinstance(cause, CallsPending):
+        return unknown(session, cause)
+    stuck = not_running(session)
+    lost = [pid for pid, state in stuck.items() if state in ("dead", DriverState.FAILED.name)]
+    if lost:
+        return errors.Lost(
+            cause=cause, lost=lost, count_lost=len(lost), count=len(session.record.members), states=stuck,
+            detail=f"Not running: {len(stuck)}",
+        )  # fmt: skip
+    return errors.StillSuspended(
+        cause=cause, count_suspended=len(stuck), count=len(session.record.members), states=stuck
+    )
+
+
+def unknown(session: Session, cause: CallsPending) -> errors.StateUnknown:
+    """Return the outcome of a driver call that did not come back."""
+    return errors.StateUnknown(
+        cause=cause, call=cause.facts["step"], pid=cause.pids[0], pids=cause.pids, driver_pid=cause.facts["driver_pid"]
+    )

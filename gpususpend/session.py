@@ -1,0 +1,312 @@
+"""One command at work on one group: what its steps share.
+
+Owns the bookkeeping around a step (journal, progress, deaths and interruption seen at every barrier), the helper
+processes of the command, which are started when first needed, and the rules for their answers.  Must not know the order
+of the steps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from gpususpend import errors, phases, processes
+from gpususpend.control import Reply
+from gpususpend.deadline import Deadline
+from gpususpend.defaults import LIMITS, Limits
+from gpususpend.driver import DriverProcess, DriverResult
+from gpususpend.group import Group, Rank
+from gpususpend.holder import Holder, HoldTarget
+from gpususpend.interrupt import Interrupts
+from gpususpend.journal import Journal, Member, PendingCall, Record
+from gpususpend.phases import PhaseTime
+from gpususpend.preflight import Plan
+from gpususpend.progress import Progress
+from gpususpend.statedir import StateDir
+from gpususpend.tools import Tools
+
+T = TypeVar("T")
+
+
+@dataclass
+class Context:
+    """What a command was given: its options, its places and its means."""
+
+    directory: StateDir
+    tools: Tools
+    progress: Progress
+    interrupts: Interrupts
+    simulated: bool = False
+    limits: Limits = LIMITS
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def journal(self) -> Journal:
+        """Return the journal in the state directory."""
+        return Journal(self.directory)
+
+    def warn(self, text: str) -> None:
+        """Remember a warning for the report, once."""
+        if text not in self.warnings:
+            self.warnings.append(text)
+
+
+class CallsPending(errors.DeadlinePassed):
+    """Driver calls that were still running at their deadline."""
+
+    code = "call-pending"
+    next_action = "operator"
+    template = "{step} did not return within {seconds} s on pid {pid}"
+
+    @property
+    def pids(self) -> list[int]:
+        """Return the pids on which a call is running."""
+        pids = self.facts["pids"]
+        assert isinstance(pids, list)
+        return pids
+
+
+class Session:
+    """A group, its record and the means to work on it.
+
+    `interruptible` is true while a signal may still turn the command back; `changed` from the first change to the
+    workload on; `driver_used` once the driver's state of a process may be another than RUNNING.
+    """
+
+    def __init__(self, context: Context, group: Group, record: Record) -> None:
+        self.context = context
+        self.limits = context.limits
+        self.group = group
+        self.record = record
+        self.times: list[PhaseTime] = []
+        self.usage: dict[str, tuple[int, int]] = {}  # bytes used on each GPU before and after the suspend
+        self.interruptible = False
+        self.changed = False
+        self.driver_used = False
+        self.watch = processes.Watch(group.processes)
+        self._driver: DriverProcess | None = None
+        self._holder: Holder | None = None
+
+    # Helper processes
+
+    @property
+    def driver(self) -> DriverProcess:
+        """Return the driver process, started on first use."""
+        if self._driver is None:
+            self._driver = self.context.tools.start_driver()
+        return self._driver
+
+    @property
+    def holder(self) -> Holder:
+        """Return the holder, started on first use."""
+        if self._holder is None:
+            self._holder = self.context.tools.start_holder()
+        return self._holder
+
+    def keep_holder(self) -> None:
+        """Leave the holder behind with the threads stopped, and write it down."""
+        record = self.holder.keep()
+        self._holder = None
+        self.note(holder=record.to_dict(), frozen=True)
+
+    def thaw(self) -> None:
+        """Let the threads of the whole group go on, whoever holds them."""
+        if self._holder is not None:
+            self._holder.go(Deadline(self.limits.threads_s))
+        self.context.tools.end_holders(self.record, Deadline(self.limits.threads_s), self.context.warn)
+        if self.record.frozen or self.record.holder is not None:
+            self.note(holder=None, frozen=False)
+
+    def targets(self, everybody: bool) -> list[HoldTarget]:
+        """Return what the holder shall stop: all members, or those with a shim."""
+        members = self.group.members if everybody else [rank.member for rank in self.group]
+        restore = self.restore_threads() if everybody else {}
+        return [
+            HoldTarget(
+                member.pid,
+                frozenset(tid for tid in [restore.get(member.pid, 0)] if tid),
+                member.start_time,
+            )
+            for member in members
+        ]
+
+    def restore_threads(self) -> dict[int, int]:
+        """Return the driver's restore threads by pid: these must run while the others are stopped."""
+        answers = self.driver.restore_threads(self.group.cuda_pids, Deadline(self.limits.driver_quick_s))
+        return {pid: answer.value for pid, answer in answers.items() if answer.ok}
+
+    def close(self) -> None:
+        """End the helpers, unless a driver call is still running, and hang up everywhere."""
+        for helper in (self._holder, self._driver):
+            if helper is not None:
+                helper.close()
+        self._holder = self._driver = None
+        self.watch.close()
+        self.group.close()
+
+    def is_cuda(self, pid: int) -> bool:
+        """Ask the driver whether a process has initialised it."""
+        return self.driver.restore_threads([pid], Deadline(self.limits.driver_quick_s))[pid].ok
+
+    # What is known of the members
+
+    @property
+    def members(self) -> dict[int, Member]:
+        """Return the members that this session still works on, by pid."""
+        return {member.pid: member for member in self.group.members}
+
+    @property
+    def arena_total(self) -> int:
+        """Return the bytes of all arenas together."""
+        return sum(member.arena_bytes for member in self.group.members)
+
+    @property
+    def carried(self) -> dict[str, int]:
+        """Return by GPU what the shims re-create at load."""
+        result: dict[str, int] = {}
+        for member in self.group.members:
+            for uuid, count in member.device_bytes.items():
+                result[uuid] = result.get(uuid, 0) + count
+        return result
+
+    def learn(self, plans: Mapping[int, Plan]) -> None:
+        """Take what the shims plan to save into the record."""
+        for rank in self.group.ranks:
+            plan = plans[rank.pid]
+            rank.member = replace(
+                rank.member,
+                arena_bytes=plan.arena_bytes,
+                host_bytes=plan.host_bytes,
+                device_bytes=plan.device_bytes,
+            )
+        self.note(members=self.group.members)
+
+    def bury(self, pids: Sequence[int]) -> None:
+        """Go on without members that have died.  They stay in the record, so that their loss can be reported."""
+        self.group = self.group.without(pids)
+
+    # Bookkeeping
+
+    def note(self, **changes: Any) -> None:
+        """Change the record on disk."""
+        self.record = self.context.journal.update(self.record, **changes)
+
+    def barrier(self, step: str) -> None:
+        """Raise if a member has died, or if a signal came while the command can still turn back."""
+        death = self.death(step)
+        if death is not None:
+            raise death
+        if self.interruptible:
+            self.context.interrupts.check(step)
+
+    def death(self, step: str) -> errors.RankDied | None:
+        """Return the death of members that this session has not buried yet."""
+        dead = [process for process in self.watch.dead() if process.pid in self.members]
+        if not dead:
+            return None
+        return errors.RankDied(step=step, pid=dead[0].pid, comm=dead[0].comm, pids=[one.pid for one in dead])
+
+    @contextmanager
+    def timed(self, name: str, ranks: int, total_bytes: int = 0) -> Iterator[PhaseTime]:
+        """Journal, show and time one phase; look for deaths and signals before it and after it."""
+        self.barrier(name)
+        self.note(step=name)
+        self.context.progress.begin(name, ranks, total_bytes)
+        phase = PhaseTime(name)
+        self.times.append(phase)
+        begun = time.monotonic()
+        try:
+            yield phase
+        except errors.GpushareError as error:
+            # A death explains every other failure, wherever that showed first.
+            death = self.death(name)
+            if death is None:
+                raise
+            death.facts["also"] = [str(error)]
+            raise death from error
+        finally:
+            phase.seconds = time.monotonic() - begun
+            self.context.progress.end()
+        self.barrier(name)
+
+    # Steps over all ranks
+
+    def shims(self, step: str, ask: Callable[[Rank], Reply], moved: str = "", total_bytes: int = 0) -> dict[int, Reply]:
+        """Run `ask` for all ranks at once and wait for all; return the replies by pid.
+
+        `moved` names the field of a reply that counts bytes.  Raises the failure that says most.
+        """
+        with self.timed(step, len(self.group.ranks), total_bytes) as phase:
+            slots = phases.parallel(self.group.ranks, ask, self.context.progress.update)
+            phase.rank_seconds = {slot.rank.pid: slot.seconds for slot in slots}
+            replies = phases.results(step, slots)
+            if moved:
+                phase.bytes = sum(reply.number(moved) for reply in replies.values())
+        return replies
+
+    def verb(self, verb: str, seconds: float, moved: str = "", total_bytes: int = 0, **values: Any) -> dict[int, Reply]:
+        """Send one long verb to all shims at once; the shims are told the time limit."""
+        deadline = Deadline(seconds)
+
+        def ask(rank: Rank) -> Reply:
+            return rank.ask(verb, deadline, timeout_ms=phases.timeout_ms(deadline), **values)
+
+        return self.shims(verb, ask, moved, total_bytes)
+
+    def quick(self, verb: str, ranks: Sequence[Rank] | None = None, **values: Any) -> dict[int, Reply]:
+        """Send a verb that is answered at once; not a phase of its own in the report."""
+        deadline = Deadline(self.limits.request_s)
+        chosen = self.group.ranks if ranks is None else ranks
+        return phases.results(verb, phases.parallel(chosen, lambda rank: rank.ask(verb, deadline, **values)))
+
+    @contextmanager
+    def stopped(self, everybody: bool = False) -> Iterator[None]:
+        """Stop the threads of the shimmed processes (or of everybody) for a moment."""
+        self.holder.stop(self.targets(everybody), Deadline(self.limits.threads_s))
+        try:
+            yield
+        finally:
+            self.holder.go(Deadline(self.limits.threads_s))
+
+    # Driver calls
+
+    def states(self, pids: Sequence[int] | None = None) -> dict[int, int]:
+        """Return the driver's checkpoint state of every CUDA process; never asked one after the other."""
+        chosen = self.group.cuda_pids if pids is None else list(pids)
+        if not chosen:
+            return {}
+        answers = self.driver.states(chosen, Deadline(self.limits.driver_quick_s))
+        self.require("state", answers, self.limits.driver_quick_s)
+        return {pid: answer.value for pid, answer in answers.items()}
+
+    def driver_step(
+        self,
+        step: str,
+        pids: Sequence[int],
+        seconds: float,
+        call: Callable[[DriverProcess, Deadline], dict[int, DriverResult]],
+    ) -> None:
+        """Make one driver call on all of `pids` at once; nothing to do is a step too, but no call."""
+        with self.timed(step, len(pids)) as phase:
+            if pids:
+                answers = call(self.driver, Deadline(seconds))
+                phase.rank_seconds = {pid: answer.seconds for pid, answer in answers.items()}
+                self.require(step, answers, seconds)
+
+    def require(self, step: str, answers: dict[int, DriverResult], seconds: float) -> None:
+        """Raise unless every call returned success: CallsPending before DriverError, since its process is stuck."""
+        pending = [pid for pid, answer in answers.items() if not answer.finished]
+        if pending:
+            calls = [PendingCall(pid, step, self.driver.pid, self.driver.start_time) for pid in pending]
+            self.note(calls=[*self.record.calls, *calls])
+            raise CallsPending(step=step, pid=pending[0], pids=pending, seconds=seconds, driver_pid=self.driver.pid)
+        failed = [
+            errors.DriverError(step=step, pid=pid, cuda=answer.code, cuda_name=answer.name)
+            for pid, answer in answers.items()
+            if answer.code != 0
+        ]
+        if failed:
+            raise phases.worst(failed)

@@ -1,0 +1,259 @@
+"""Suspend: from a running group to one that holds nothing of the GPUs, and back to running if anything fails.
+
+Owns the order prepare, quiesce, release, seal, lock, checkpoint, freeze, and the rollback.  Must not know how processes
+were chosen.
+"""
+
+from __future__ import annotations
+
+import os
+
+from gpususpend import discover, errors, phases, processes, quiesce
+from gpususpend.control import Reply
+from gpususpend.deadline import Deadline
+from gpususpend.driver import DriverState
+from gpususpend.group import Rank
+from gpususpend.journal import Kind, Stage
+from gpususpend.preflight import read_plan
+from gpususpend.resume import bring_back_survivors, died, in_a_stop, not_running, outcome, unknown
+from gpususpend.session import CallsPending, Session
+from gpususpend.tools import Usage, state_name
+
+PENDING_GRACE_S = 5.0
+
+
+def suspend(session: Session) -> None:
+    """Suspend the group; its record says `suspended` then.
+
+    Raises Refused if nothing had changed; RolledBack or Interrupted if everything runs again; Lost, StillSuspended or
+    StateUnknown if not.
+    """
+    session.interruptible = True
+    try:
+        go_down(session)
+    except Exception as failure:
+        cause = failure if isinstance(failure, errors.GpushareError) else errors.StepFailed(
+            step=session.record.step, pid=0, detail=f"{type(failure).__name__}: {failure}"
+        )  # fmt: skip
+        raise roll_back(session, cause) from failure
+
+
+def go_down(session: Session) -> None:
+    """Go through all steps; raises what fails first."""
+    limits = session.limits
+    usage_before = session.context.tools.usage()
+    plain_nodes = nodes_of_plain(session)
+    prepare(session)
+    quiesce_all(session)
+    settle_orphans(session)
+    prepare(session)  # what was allocated since, and what orphans were adopted
+    session.verb("release", limits.copy_timeout_s, "saved_bytes", session.arena_total)
+    if session.group.ranks:
+        in_a_stop(session, "seal")
+    session.driver_used = True
+    pids = session.group.cuda_pids
+    session.driver_step(
+        "lock", pids, limits.timeout_s, lambda driver, _: driver.lock(pids, limits.timeout_s)
+    )
+    session.driver_step(
+        "checkpoint", pids, limits.checkpoint_timeout_s, lambda driver, until: driver.checkpoint(pids, until)
+    )
+    freeze(session, plain_nodes, usage_before)
+
+
+def freeze(session: Session, plain_nodes: dict[int, set[str]], usage_before: dict[str, Usage]) -> None:
+    """Stop all threads, prove that nothing of the GPUs is left, and leave the holder behind."""
+    with session.timed("freeze", len(session.group.members)):
+        session.holder.stop(session.targets(everybody=True), Deadline(session.limits.threads_s))
+        check_newcomers(session)
+        check_quiet(session, plain_nodes)
+        room = check_memory(session, usage_before)
+    session.interruptible = False
+    session.keep_holder()
+    session.note(stage=Stage.SUSPENDED, step="suspended", room_bytes=room, error="")
+
+
+def freeze_again(session: Session) -> None:
+    """Stop the threads of a group whose holder is gone; everything else about it is as it should be."""
+    known = session.record.room_bytes
+    freeze(session, nodes_of_plain(session), session.context.tools.usage())
+    if known:
+        session.note(room_bytes=known)
+
+
+def prepare(session: Session) -> None:
+    """Give every shim an arena that holds what it will save; one that is large enough already stays."""
+    replies = session.quick("plan")
+    plans = {pid: read_plan(reply) for pid, reply in replies.items()}
+    have = {pid: reply.number("arena_bytes") for pid, reply in session.quick("status").items()}
+    short = [rank for rank in session.group if plans[rank.pid].arena_bytes > have[rank.pid]]
+    session.learn(plans)
+    if not short:
+        return
+    session.context.tools.check_memory([(os.getpid(), sum(plans[rank.pid].arena_bytes for rank in short))])
+    deadline = Deadline(session.limits.prepare_s)
+
+    def hand(rank: Rank) -> Reply:
+        arena = session.context.tools.prepare_arena(plans[rank.pid].arena_bytes)
+        try:
+            return rank.ask("arena", deadline, fd=arena.fd, bytes=arena.bytes)
+        finally:
+            os.close(arena.fd)
+
+    with session.timed("prepare", len(short), sum(plans[rank.pid].arena_bytes for rank in short)) as phase:
+        slots = phases.parallel(short, hand, session.context.progress.update)
+        phase.rank_seconds = {slot.rank.pid: slot.seconds for slot in slots}
+        phase.bytes = sum(reply.number("bytes") for reply in phases.results("prepare", slots).values())
+
+
+def quiesce_all(session: Session) -> None:
+    """Close the gates of all ranks around one consistent cut."""
+    deadline = Deadline(session.limits.timeout_s)
+    ranks = session.group.ranks
+    with session.timed("quiesce", len(ranks)) as phase:
+        session.changed = True
+        ask = phases.parallel(ranks, lambda rank: rank.ask("close-launch", deadline.within(session.limits.request_s)))
+        phases.results("close-launch", ask)
+        quiesce.drain_all(ranks, deadline, lambda: session.barrier("quiesce"))
+
+        def close(rank: Rank) -> Reply:
+            return rank.ask("close-memory", deadline, timeout_ms=phases.timeout_ms(deadline))
+
+        slots = phases.parallel(ranks, close)
+        phase.rank_seconds = {slot.rank.pid: slot.seconds for slot in slots}
+        phases.results("close-memory", slots)
+
+
+def settle_orphans(session: Session) -> None:
+    """Give every memory whose exporter is gone an owner among those who still map it: the first rank that does."""
+    deadline = Deadline(session.limits.request_s)
+    slots = phases.parallel(session.group.ranks, lambda rank: rank.listing("orphans", deadline))
+    holders: dict[str, list[Rank]] = {}
+    for slot in slots:
+        for item in phases.results("orphans", [slot])[slot.rank.pid]:
+            holders.setdefault(item["key"], []).append(slot.rank)
+    for key, ranks in sorted(holders.items()):
+        owner, *others = ranks
+        owner.ask("adopt", deadline, key=key)
+        for rank in others:
+            rank.ask("redirect", deadline, key=key, pid=owner.member.inner_pid)
+
+
+def nodes_of_plain(session: Session) -> dict[int, set[str]]:
+    """Return the device nodes that plain members hold before anything changes: NVML, or inherited descriptors."""
+    return {
+        member.pid: {node.path for node in processes.nvidia_nodes(member.pid)}
+        for member in session.group.members
+        if member.kind is Kind.PLAIN
+    }
+
+
+def check_newcomers(session: Session) -> None:
+    """Raise if a process of the tree has begun to use CUDA since it was looked at: it was neither gated nor saved."""
+    for found in discover.newcomers(session.group.members):
+        if found.hello is not None or session.is_cuda(found.pid):
+            raise errors.NewCudaProcess(step="freeze", pid=found.pid, comm=found.process.comm)
+
+
+def check_quiet(session: Session, plain_nodes: dict[int, set[str]]) -> None:
+    """Raise unless every process is CHECKPOINTED and nothing of the driver is open or mapped in the whole tree."""
+    for pid, state in session.states().items():
+        if state != DriverState.CHECKPOINTED:
+            raise errors.NotQuiet(step="freeze", pid=pid, left=f"driver state {state_name(state)}")
+    members = {member.pid: member for member in session.group.members}
+    below = processes.descendants(members, processes.all_processes())
+    left: dict[int, list[str]] = {}
+    for pid in dict.fromkeys([*members, *(process.pid for process in below)]):
+        for node in processes.nvidia_nodes(pid):
+            uses_cuda = pid in members and members[pid].kind is not Kind.PLAIN
+            if uses_cuda or node.path not in plain_nodes.get(pid, {node.path}):
+                left.setdefault(pid, []).append(str(node))
+            else:
+                session.context.warn(f"pid {pid} uses no CUDA and keeps {node}; a dump of it would fail")
+    if left:
+        pid = min(left)
+        raise errors.NotQuiet(step="freeze", pid=pid, left=", ".join(left[pid]), nodes=left)
+
+
+def check_memory(session: Session, before: dict[str, Usage]) -> dict[str, int]:
+    """Wait until no GPU lists a member any more; return the bytes that came free, by GPU.
+
+    These are what a restore needs again: what the shims carry and what the driver keeps for itself.
+    """
+    deadline = Deadline(session.limits.memory_back_s)
+    pids = set(session.group.cuda_pids)
+    while True:
+        after = session.context.tools.usage()
+        listed = {uuid: sorted(pids & set(usage.pids)) for uuid, usage in after.items() if pids & set(usage.pids)}
+        if not listed:
+            break
+        if deadline.passed():
+            uuid, who = next(iter(listed.items()))
+            raise errors.NotQuiet(step="freeze", pid=who[0], left=f"memory on GPU {uuid}", listed=listed)
+        deadline.sleep(0.05)
+    carried = session.carried
+    room = {
+        uuid: max(carried.get(uuid, 0), before[uuid].used_bytes - usage.used_bytes)
+        for uuid, usage in after.items()
+        if uuid in before
+    }
+    session.usage = {
+        uuid: (before[uuid].used_bytes, usage.used_bytes) for uuid, usage in after.items() if uuid in before
+    }
+    return {uuid: count for uuid, count in room.items() if count > 0}
+
+
+def roll_back(session: Session, cause: errors.GpushareError) -> errors.GpushareError:
+    """Bring everything back after `cause`; return the outcome, which says whether that worked."""
+    session.interruptible = False
+    if not session.changed and isinstance(cause, errors.Refused):
+        undo_prepare(session)
+        return cause
+    session.context.progress.say(f"rolling back: {cause}")
+    session.note(stage=Stage.ROLLING_BACK, error=str(cause))
+    dead = [cause] if isinstance(cause, errors.RankDied) else []
+    try:
+        if isinstance(cause, CallsPending):
+            release_pending(session, cause)
+        if dead:
+            session.bury([process.pid for process in session.watch.dead()])
+        dead += bring_back_survivors(session)
+    except errors.GpushareError as problem:
+        session.note(error=f"{cause}; then {problem}")
+        if isinstance(problem, CallsPending):
+            return unknown(session, problem)
+        if dead:
+            stuck = not_running(session)
+            return errors.Lost(
+                cause=cause, lost=sorted(stuck), count_lost=len(stuck), count=len(session.record.members),
+                states=stuck, detail=f"Rolling back failed too: {problem}",
+            )  # fmt: skip
+        problem.facts["first"] = str(cause)
+        session.context.warn(f"suspend had failed: {cause}")
+        return outcome(session, problem)
+    if dead:
+        return died(session, dead)
+    kind = errors.Interrupted if isinstance(cause, errors.Interrupt) else errors.RolledBack
+    return kind(cause=cause, count=len(session.group.members), count_not_running=0)
+
+
+def undo_prepare(session: Session) -> None:
+    """Take back what a refusal after the claim leaves: arenas and the record."""
+    phases.parallel(session.group.ranks, lambda rank: rank.ask("arena", Deadline(session.limits.seal_s), bytes=0))
+    session.context.journal.remove(session.record)
+
+
+def release_pending(session: Session, cause: CallsPending) -> None:
+    """Give a driver call that is past its deadline a chance to come back; raise `cause` again if it does not.
+
+    A lock waits for work of its process, which may wait for a process that is locked already: these are unlocked.
+    """
+    others = [pid for pid in session.group.cuda_pids if pid not in cause.pids]
+    states = session.states(others)
+    locked = [pid for pid, state in states.items() if state == DriverState.LOCKED]
+    if locked:
+        answers = session.driver.unlock(locked, Deadline(session.limits.driver_quick_s))
+        session.require("unlock", answers, session.limits.driver_quick_s)
+    if not session.context.tools.await_calls(session.record.calls, Deadline(PENDING_GRACE_S)):
+        raise cause
+    session.note(calls=[])
