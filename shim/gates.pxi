@@ -63,12 +63,10 @@ cdef void gate_join() noexcept nogil:
     gs_self.shard = &gs_shards[gs_add(&gates.threads, 1) % GS_SHARDS]
 
 
-cdef bint gate_passes(CUstream stream, int how) noexcept nogil:
-    """Tell whether this call passes a closed gate. Asks the driver, so only called where the gate is closed."""
+cdef bint is_captured(CUstream stream, int how) noexcept nogil:
+    """Tell whether work on this stream goes into a graph instead of to the device. Asks the driver."""
     cdef CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE
     cdef CUresult rc
-    if gs_self.bypass:
-        return True
     if how == GS_NO_STREAM or gs_real.cuStreamIsCapturing == NULL:
         return False
     if how == GS_STREAM_PTSZ and stream == NULL:
@@ -76,6 +74,11 @@ cdef bint gate_passes(CUstream stream, int how) noexcept nogil:
     rc = gs_real.cuStreamIsCapturing(stream, &status)
     # IMPLICIT: the legacy stream while another one captures; the call itself is going to fail the same way.
     return rc == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT or (rc == CUDA_SUCCESS and status != CU_STREAM_CAPTURE_STATUS_NONE)
+
+
+cdef bint gate_passes(CUstream stream, int how) noexcept nogil:
+    """Tell whether this call passes a closed gate; only asked where it is closed."""
+    return gs_self.bypass != 0 or is_captured(stream, how)
 
 
 cdef bint gate_enter_open(int cls) noexcept nogil:

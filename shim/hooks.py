@@ -370,7 +370,14 @@ _HOST_NODES = [
         f"CUgraphNode *phGraphNode, CUgraph hGraph, {_EDGES}, CUgraphNodeParams *nodeParams",
         Class.QUERY,
     ),
+    _custom(
+        "cuGraphAddNode_v3",
+        13040,
+        f"CUgraphNode *phGraphNode, CUgraph hGraph, {_EDGES}, CUgraphNodeParams *nodeParams",
+        Class.QUERY,
+    ),
     _custom("cuGraphNodeSetParams", 12020, "CUgraphNode hNode, CUgraphNodeParams *nodeParams", Class.QUERY),
+    _custom("cuGraphNodeSetParams_v2", 13040, "CUgraphNode hNode, CUgraphNodeParams *nodeParams", Class.QUERY),
     _custom("cuGraphExecNodeSetParams", 12020, "CUgraphExec hGraphExec, CUgraphNode hNode, CUgraphNodeParams *nodeParams", Class.QUERY),
     _custom("cuGraphNodeGetParams", 13020, "CUgraphNode hNode, CUgraphNodeParams *nodeParams", Class.QUERY),
 ]

@@ -37,6 +37,7 @@ cdef void forget_everything() noexcept nogil:
     global core_started
     gs_reset_locks()
     gates_forget()
+    hostfuncs_forget()
     gs_self.bypass = 0
     core_started = 0
     core_fork_child()

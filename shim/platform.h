@@ -215,6 +215,18 @@ __attribute__((format(printf, 1, 2), unused)) static void gs_log(const char *for
     errno = saved;
 }
 
+/* ---- the part of CUgraphNodeParams that host functions need; the rest is other kinds of node ---- */
+typedef struct gs_node_params {
+    int type;
+    int reserved0[3];
+    union {
+        CUDA_HOST_NODE_PARAMS host;
+        char bytes[232];
+    };
+    long long reserved1;
+} gs_node_params;
+_Static_assert(sizeof(gs_node_params) == 256, "CUgraphNodeParams has 256 bytes");
+
 /* ---- this library's own range: what lies in it is never a real driver function ---- */
 extern const char gs_image_start[] __asm__("__ehdr_start") __attribute__((visibility("hidden")));
 extern const char gs_image_end[] __asm__("_end") __attribute__((visibility("hidden")));
