@@ -1,0 +1,73 @@
+"""`python -m tests.conformance.expect REPORT assumed|measured`: take a report over into `expected.json`.
+
+A measured answer replaces an assumed one and is replaced by a newer measured one only; an assumed answer replaces
+nothing that was measured. A report made through a shim adds its answers beside those of the bare driver where they
+differ, which has to be a difference that the design wants: look at `git diff` before committing.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.conformance.compare import EXPECTED
+
+Entry = dict[str, Any]
+
+
+def merge(expected: dict[str, dict[str, Entry]], report: dict[str, Any], basis: str) -> int:
+    """Take the answers of a report into the expectations; return how many changed."""
+    changed = 0
+    for case, one in report["cases"].items():
+        if one["status"] != "ok":
+            continue
+        known = expected.setdefault(case, {})
+        for question, value in one["seen"].items():
+            entry = known.get(question)
+            if report["shim"]:
+                if entry is not None and entry["value"] != value and entry.get("shim") != value:
+                    entry["shim"] = value
+                    changed += 1
+                continue
+            if entry is not None and entry["basis"] == "measured" and basis == "assumed":
+                continue
+            fresh = {"value": value, "basis": basis, "by": report["driver_version"]}
+            if entry is None or {**entry, "shim": None} != {**fresh, "shim": None}:
+                known[question] = fresh | ({"shim": entry["shim"]} if entry and "shim" in entry else {})
+                changed += 1
+    return changed
+
+
+def save(expected: dict[str, dict[str, Entry]]) -> None:
+    """Write the expectations, one answer a line."""
+    lines = ["{", ' "expected": {']
+    cases = sorted(expected)
+    for at, case in enumerate(cases):
+        lines.append(f"  {json.dumps(case)}: {{")
+        rows = [f"   {json.dumps(question)}: {json.dumps(entry)}" for question, entry in expected[case].items()]
+        lines.append(",\n".join(rows))
+        lines.append("  }" + ("," if at + 1 < len(cases) else ""))
+    lines += [" }", "}"]
+    EXPECTED.write_text("\n".join(lines) + "\n")
+
+
+def main(arguments: list[str]) -> int:
+    """Merge one report."""
+    if len(arguments) != 2 or arguments[1] not in ("assumed", "measured"):
+        print(__doc__.splitlines()[0], file=sys.stderr)
+        return 2
+    report = json.loads(Path(arguments[0]).read_text())
+    if arguments[1] == "measured" and report["driver"] != "real":
+        print("only a real driver measures", file=sys.stderr)
+        return 2
+    expected = json.loads(EXPECTED.read_text())["expected"] if EXPECTED.exists() else {}
+    changed = merge(expected, report, arguments[1])
+    save(expected)
+    print(f"{changed} answers changed")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

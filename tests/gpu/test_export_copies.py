@@ -1,0 +1,67 @@
+"""Exported descriptors that the application keeps, their copies, and those it received (B25, pitfall 14)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.gpu.conftest import Group
+from tests.programs.client import Worker
+
+MIB = 1 << 20
+SIZE = 4 * MIB
+
+
+def test_kept_descriptors(start_worker: Callable[..., Worker], group: Group) -> None:
+    """No descriptor of the driver is left after a suspend; afterwards every number works and can be closed."""
+    owner, other = start_worker(0), start_worker(0)
+    block = owner.block(SIZE)
+    owner.fill(block["address"], SIZE, 1)
+    exported = owner.mem_export(block["handle"])
+    copy = owner.dup_fd(exported)
+    received = owner.hand(exported, other)
+    back = other.hand(received, owner)  # sent to itself by way of a peer, as FlashInfer does
+    imported = other.import_block(received, SIZE)
+    other.expect(imported["address"], SIZE, [1])
+    for _ in range(2):
+        group.cycle(owner, other)
+        for holder, number in ((owner, exported), (owner, copy), (owner, back), (other, received)):
+            assert "nvidia" in holder.readlink(number), f"fd {number} is no export any more"
+        fresh = other.import_block(owner.hand(copy, other), SIZE)
+        other.expect(fresh["address"], SIZE, [1])
+        other.check()
+        other.drop_block(fresh)
+    for holder, number in ((owner, exported), (owner, copy), (owner, back), (other, received)):
+        holder.close_fd(number)
+    again = owner.mem_export(block["handle"])
+    fresh = other.import_block(owner.hand(again, other), SIZE)
+    other.expect(fresh["address"], SIZE, [1])
+    other.check()
+
+
+def test_number_used_for_something_else(start_worker: Callable[..., Worker], group: Group) -> None:
+    """A number that was closed before the suspend and means another file now is left alone."""
+    owner = start_worker(0)
+    block = owner.block(SIZE)
+    owner.fill(block["address"], SIZE, 1)
+    number = owner.mem_export(block["handle"])
+    other_file = owner.dup_fd(2)
+    owner.close_fd(number)
+    reused = owner.dup_fd(other_file)
+    before = owner.readlink(reused)
+    group.cycle(owner)
+    assert owner.readlink(reused) == before
+
+
+def test_own_import(start_worker: Callable[..., Worker], group: Group) -> None:
+    """A process that imports its own export maps the same memory twice afterwards too."""
+    owner = start_worker(0)
+    block = owner.block(SIZE)
+    owner.fill(block["address"], SIZE, 1)
+    fd = owner.mem_export(block["handle"])
+    mine = owner.import_block(fd, SIZE)
+    owner.expect(mine["address"], SIZE, [1])
+    group.cycle(owner)
+    owner.fill(mine["address"], SIZE, 2)
+    owner.expect(block["address"], SIZE, [2])
+    owner.check()
+    owner.close_fd(fd)
