@@ -50,7 +50,7 @@ def _run(command: list[str]) -> None:
 
 def cythonize(work: Path, allow_missing: bool) -> Path:
     """Generate the table's parts and the C source into the folder `work`; return the C file."""
-    from Cython.Compiler.Main import CompilationOptions, compile_single  # type: ignore[import-untyped]
+    from Cython.Compiler.Main import CompilationOptions, compile_single
 
     generate.write(work, allow_missing)
     out = work / "interposer.c"

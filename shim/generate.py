@@ -115,19 +115,21 @@ def _wrapper(hook: Hook, gated: bool) -> str:
     arguments = ", ".join(hook.arguments)
     lines = [
         f"cdef public {_prototype(hook, hook.symbol)} noexcept nogil:",
-        f'    """Pass to the driver through the {hook.cls.value} gate."""' if gated else '    """Pass to the driver."""',
+        f'    """Pass to the driver{f" through the {hook.cls.value} gate" if gated else ""}."""',
         f"    if gs_real.{hook.symbol} == NULL and not gs_find(<void *>&gs_real.{hook.symbol}):",
         "        return gs_absent()",
     ]
     if not gated:
         return "\n".join([*lines, f"    return gs_real.{hook.symbol}({arguments})", ""])
-    kind = "GS_NO_STREAM"
+    kind, stream = "GS_NO_STREAM", hook.stream or "NULL"
+    if "." in stream:  # a member: the application may pass no structure
+        stream = f"{stream} if {stream.split('.')[0]} != NULL else NULL"
     if hook.stream:
         kind = "GS_STREAM_PTSZ" if hook.variant is Variant.PER_THREAD else "GS_STREAM_PLAIN"
     gate = GATES[hook.cls]
     lines += [
         "    cdef CUresult rc",
-        f"    gs_enter({gate}, {hook.stream or 'NULL'}, {kind})",
+        f"    gs_enter({gate}, {stream}, {kind})",
         f"    rc = gs_real.{hook.symbol}({arguments})",
         f"    gs_leave({gate})",
         "    return rc",
@@ -189,9 +191,9 @@ def documentation() -> str:
         + " and ".join(f"`{name}`" for name in LOADER_EXPORTS)
         + f". Compared with CUDA {NEWEST_CUDA // 1000}.{NEWEST_CUDA % 1000 // 10}.",
         "",
-        "*since* and *until* are the versions between which cuGetProcAddress means this symbol by that name; *stream* is the",
-        "default stream that it means. *gate* is what holds the call during a suspend. A *generated* hook only waits at its",
-        "gate; one *by hand* also keeps track of what the call makes.",
+        "*since* and *until* are the versions between which cuGetProcAddress means this symbol by that name;",
+        "*stream* is the default stream that it means. *gate* is what holds the call during a suspend. A *generated*",
+        "hook only waits at its gate; one *by hand* also keeps track of what the call makes.",
         "",
         "| symbol | name | since | until | stream | gate | hook |",
         "|---|---|---|---|---|---|---|",
@@ -200,7 +202,8 @@ def documentation() -> str:
         gate = {"GS_LAUNCH": "launch", "GS_MEMORY": "memory"}.get(GATES.get(hook.cls, ""), "none")
         variant = hook.variant.name.lower().replace("_", "-")
         how = "generated" if hook.kind is Kind.GATED else "by hand"
-        lines.append(f"| {hook.symbol} | {hook.name} | {hook.since} | {hook.until or ''} | {variant} | {gate} | {how} |")
+        until = hook.until or ""
+        lines.append(f"| {hook.symbol} | {hook.name} | {hook.since} | {until} | {variant} | {gate} | {how} |")
     lines += ["", "Used and not hooked:", ""]
     lines += [", ".join(f"`{hook.symbol}`" for hook in HOOKS if hook.kind is Kind.REAL) + "."]
     return "\n".join([*lines, ""])

@@ -5,15 +5,287 @@ it means, its signature, its class and whether its wrapper is generated or writt
 pointers and wrappers all come from here (`shim.generate`), so a hook cannot be half added. It must not know how a hook
 does its work. `tests/unit/test_hooks.py` compares every row with NVIDIA's header.
 """
+# ruff: noqa: E501 - one row a line, however long
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 
 NEWEST_CUDA = 13050
 """The newest CUDA version whose names and ABIs this table was compared with."""
+
+LOADER_EXPORTS = ("dlsym", "dlvsym")
+"""Exported beside the table: the loader's own look-ups, in assembler (platform.h)."""
+
+# A row: since, the per-thread twin (the version it exists from, and its suffix) or -, the prototype without CUresult.
+# The stream is the parameter of type CUstream, or what stream= says. The bracket above says class and kind.
+TABLE = """
+# Kernel and graph launches.
+[launch gated]
+4000  7000sz  cuLaunchKernel(CUfunction f, unsigned int gridDimX, unsigned int gridDimY, unsigned int gridDimZ, unsigned int blockDimX, unsigned int blockDimY, unsigned int blockDimZ, unsigned int sharedMemBytes, CUstream hStream, void **kernelParams, void **extra)
+11060 11060sz cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **kernelParams, void **extra) stream=config.hStream
+9000  9000sz  cuLaunchCooperativeKernel(CUfunction f, unsigned int gridDimX, unsigned int gridDimY, unsigned int gridDimZ, unsigned int blockDimX, unsigned int blockDimY, unsigned int blockDimZ, unsigned int sharedMemBytes, CUstream hStream, void **kernelParams)
+9000  -       cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launchParamsList, unsigned int numDevices, unsigned int flags)
+2000  -       cuLaunch(CUfunction f)
+2000  -       cuLaunchGrid(CUfunction f, int grid_width, int grid_height)
+2000  -       cuLaunchGridAsync(CUfunction f, int grid_width, int grid_height, CUstream hStream)
+10000 10000sz cuGraphLaunch(CUgraphExec hGraphExec, CUstream hStream)
+11010 11010sz cuGraphUpload(CUgraphExec hGraphExec, CUstream hStream)
+
+# Copies.
+[memory gated]
+4000  7000ds  cuMemcpy(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount)
+4000  7000sz  cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount, CUstream hStream)
+4000  7000ds  cuMemcpyPeer(CUdeviceptr dstDevice, CUcontext dstContext, CUdeviceptr srcDevice, CUcontext srcContext, size_t ByteCount)
+4000  7000sz  cuMemcpyPeerAsync(CUdeviceptr dstDevice, CUcontext dstContext, CUdeviceptr srcDevice, CUcontext srcContext, size_t ByteCount, CUstream hStream)
+3020  7000ds  cuMemcpyHtoD_v2(CUdeviceptr dstDevice, const void *srcHost, size_t ByteCount)
+3020  7000sz  cuMemcpyHtoDAsync_v2(CUdeviceptr dstDevice, const void *srcHost, size_t ByteCount, CUstream hStream)
+3020  7000ds  cuMemcpyDtoH_v2(void *dstHost, CUdeviceptr srcDevice, size_t ByteCount)
+3020  7000sz  cuMemcpyDtoHAsync_v2(void *dstHost, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream)
+3020  7000ds  cuMemcpyDtoD_v2(CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount)
+3020  7000sz  cuMemcpyDtoDAsync_v2(CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream)
+3020  7000ds  cuMemcpyDtoA_v2(CUarray dstArray, size_t dstOffset, CUdeviceptr srcDevice, size_t ByteCount)
+3020  7000ds  cuMemcpyAtoD_v2(CUdeviceptr dstDevice, CUarray srcArray, size_t srcOffset, size_t ByteCount)
+3020  7000ds  cuMemcpyHtoA_v2(CUarray dstArray, size_t dstOffset, const void *srcHost, size_t ByteCount)
+3020  7000sz  cuMemcpyHtoAAsync_v2(CUarray dstArray, size_t dstOffset, const void *srcHost, size_t ByteCount, CUstream hStream)
+3020  7000ds  cuMemcpyAtoH_v2(void *dstHost, CUarray srcArray, size_t srcOffset, size_t ByteCount)
+3020  7000sz  cuMemcpyAtoHAsync_v2(void *dstHost, CUarray srcArray, size_t srcOffset, size_t ByteCount, CUstream hStream)
+3020  7000ds  cuMemcpyAtoA_v2(CUarray dstArray, size_t dstOffset, CUarray srcArray, size_t srcOffset, size_t ByteCount)
+3020  7000ds  cuMemcpy2D_v2(const CUDA_MEMCPY2D *pCopy)
+3020  7000ds  cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D *pCopy)
+3020  7000sz  cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *pCopy, CUstream hStream)
+3020  7000ds  cuMemcpy3D_v2(const CUDA_MEMCPY3D *pCopy)
+3020  7000sz  cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D *pCopy, CUstream hStream)
+4000  7000ds  cuMemcpy3DPeer(const CUDA_MEMCPY3D_PEER *pCopy)
+4000  7000sz  cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER *pCopy, CUstream hStream)
+12080 12080sz cuMemcpyBatchAsync(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_t count, CUmemcpyAttributes *attrs, size_t *attrIdxs, size_t numAttrs, size_t *failIdx, CUstream hStream)
+13000 13000sz cuMemcpyBatchAsync_v2(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_t count, CUmemcpyAttributes *attrs, size_t *attrIdxs, size_t numAttrs, CUstream hStream)
+12080 12080sz cuMemcpy3DBatchAsync(size_t numOps, CUDA_MEMCPY3D_BATCH_OP *opList, size_t *failIdx, unsigned long long flags, CUstream hStream)
+13000 13000sz cuMemcpy3DBatchAsync_v2(size_t numOps, CUDA_MEMCPY3D_BATCH_OP *opList, unsigned long long flags, CUstream hStream)
+13020 13020sz cuMemcpyWithAttributesAsync(CUdeviceptr dst, CUdeviceptr src, size_t size, CUmemcpyAttributes *attr, CUstream hStream)
+13020 13020sz cuMemcpy3DWithAttributesAsync(CUDA_MEMCPY3D_BATCH_OP *op, unsigned long long flags, CUstream hStream)
+13050 13050sz cuFabricCpyBatchAsync(size_t numOps, CUDA_FABRIC_COPY_BATCH_OP *opList, unsigned long long flags, CUstream hStream)
+12060 12060sz cuMemBatchDecompressAsync(CUmemDecompressParams *paramsArray, size_t count, unsigned int flags, size_t *errorIndex, CUstream stream)
+
+# Memsets.
+[memory gated]
+3020  7000ds  cuMemsetD8_v2(CUdeviceptr dstDevice, unsigned char uc, size_t N)
+3020  7000ds  cuMemsetD16_v2(CUdeviceptr dstDevice, unsigned short us, size_t N)
+3020  7000ds  cuMemsetD32_v2(CUdeviceptr dstDevice, unsigned int ui, size_t N)
+3020  7000ds  cuMemsetD2D8_v2(CUdeviceptr dstDevice, size_t dstPitch, unsigned char uc, size_t Width, size_t Height)
+3020  7000ds  cuMemsetD2D16_v2(CUdeviceptr dstDevice, size_t dstPitch, unsigned short us, size_t Width, size_t Height)
+3020  7000ds  cuMemsetD2D32_v2(CUdeviceptr dstDevice, size_t dstPitch, unsigned int ui, size_t Width, size_t Height)
+3020  7000sz  cuMemsetD8Async(CUdeviceptr dstDevice, unsigned char uc, size_t N, CUstream hStream)
+3020  7000sz  cuMemsetD16Async(CUdeviceptr dstDevice, unsigned short us, size_t N, CUstream hStream)
+3020  7000sz  cuMemsetD32Async(CUdeviceptr dstDevice, unsigned int ui, size_t N, CUstream hStream)
+3020  7000sz  cuMemsetD2D8Async(CUdeviceptr dstDevice, size_t dstPitch, unsigned char uc, size_t Width, size_t Height, CUstream hStream)
+3020  7000sz  cuMemsetD2D16Async(CUdeviceptr dstDevice, size_t dstPitch, unsigned short us, size_t Width, size_t Height, CUstream hStream)
+3020  7000sz  cuMemsetD2D32Async(CUdeviceptr dstDevice, size_t dstPitch, unsigned int ui, size_t Width, size_t Height, CUstream hStream)
+
+# The 32-bit ABI of CUDA 2 and 3.0: libcuda still exports it. Gated, and otherwise left alone.
+[memory gated]
+2000  -       cuMemcpyHtoD(unsigned int dstDevice, const void *srcHost, unsigned int ByteCount)
+2000  -       cuMemcpyHtoDAsync(unsigned int dstDevice, const void *srcHost, unsigned int ByteCount, CUstream hStream)
+2000  -       cuMemcpyDtoH(void *dstHost, unsigned int srcDevice, unsigned int ByteCount)
+2000  -       cuMemcpyDtoHAsync(void *dstHost, unsigned int srcDevice, unsigned int ByteCount, CUstream hStream)
+2000  -       cuMemcpyDtoD(unsigned int dstDevice, unsigned int srcDevice, unsigned int ByteCount)
+3000  -       cuMemcpyDtoDAsync(unsigned int dstDevice, unsigned int srcDevice, unsigned int ByteCount, CUstream hStream)
+2000  -       cuMemcpyDtoA(CUarray dstArray, unsigned int dstOffset, unsigned int srcDevice, unsigned int ByteCount)
+2000  -       cuMemcpyAtoD(unsigned int dstDevice, CUarray srcArray, unsigned int srcOffset, unsigned int ByteCount)
+2000  -       cuMemcpyHtoA(CUarray dstArray, unsigned int dstOffset, const void *srcHost, unsigned int ByteCount)
+2000  -       cuMemcpyHtoAAsync(CUarray dstArray, unsigned int dstOffset, const void *srcHost, unsigned int ByteCount, CUstream hStream)
+2000  -       cuMemcpyAtoH(void *dstHost, CUarray srcArray, unsigned int srcOffset, unsigned int ByteCount)
+2000  -       cuMemcpyAtoHAsync(void *dstHost, CUarray srcArray, unsigned int srcOffset, unsigned int ByteCount, CUstream hStream)
+2000  -       cuMemcpyAtoA(CUarray dstArray, unsigned int dstOffset, CUarray srcArray, unsigned int srcOffset, unsigned int ByteCount)
+2000  -       cuMemcpy2D(const CUDA_MEMCPY2D_v1 *pCopy)
+2000  -       cuMemcpy2DUnaligned(const CUDA_MEMCPY2D_v1 *pCopy)
+2000  -       cuMemcpy2DAsync(const CUDA_MEMCPY2D_v1 *pCopy, CUstream hStream)
+2000  -       cuMemcpy3D(const CUDA_MEMCPY3D_v1 *pCopy)
+2000  -       cuMemcpy3DAsync(const CUDA_MEMCPY3D_v1 *pCopy, CUstream hStream)
+2000  -       cuMemsetD8(unsigned int dstDevice, unsigned char uc, unsigned int N)
+2000  -       cuMemsetD16(unsigned int dstDevice, unsigned short us, unsigned int N)
+2000  -       cuMemsetD32(unsigned int dstDevice, unsigned int ui, unsigned int N)
+2000  -       cuMemsetD2D8(unsigned int dstDevice, unsigned int dstPitch, unsigned char uc, unsigned int Width, unsigned int Height)
+2000  -       cuMemsetD2D16(unsigned int dstDevice, unsigned int dstPitch, unsigned short us, unsigned int Width, unsigned int Height)
+2000  -       cuMemsetD2D32(unsigned int dstDevice, unsigned int dstPitch, unsigned int ui, unsigned int Width, unsigned int Height)
+2000  -       cuMemAlloc(unsigned int *dptr, unsigned int bytesize)
+2000  -       cuMemAllocPitch(unsigned int *dptr, unsigned int *pPitch, unsigned int WidthInBytes, unsigned int Height, unsigned int ElementSizeBytes)
+2000  -       cuMemFree(unsigned int dptr)
+2000  -       cuMemAllocHost(void **pp, unsigned int bytesize)
+
+# Stream memory operations (two ABIs under one name: 11.7 changed what they promise, not how they are called), pools, prefetch.
+[memory gated]
+8000  8000sz  cuStreamWaitValue32(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags)
+9000  9000sz  cuStreamWaitValue64(CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned int flags)
+8000  8000sz  cuStreamWriteValue32(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags)
+9000  9000sz  cuStreamWriteValue64(CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned int flags)
+8000  8000sz  cuStreamBatchMemOp(CUstream stream, unsigned int count, CUstreamBatchMemOpParams *paramArray, unsigned int flags)
+11070 11070sz cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags)
+11070 11070sz cuStreamWaitValue64_v2(CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned int flags)
+11070 11070sz cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags)
+11070 11070sz cuStreamWriteValue64_v2(CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned int flags)
+11070 11070sz cuStreamBatchMemOp_v2(CUstream stream, unsigned int count, CUstreamBatchMemOpParams *paramArray, unsigned int flags)
+11020 11020sz cuMemAllocAsync(CUdeviceptr *dptr, size_t bytesize, CUstream hStream)
+11020 11020sz cuMemAllocFromPoolAsync(CUdeviceptr *dptr, size_t bytesize, CUmemoryPool pool, CUstream hStream)
+11020 11020sz cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream)
+8000  8000sz  cuMemPrefetchAsync(CUdeviceptr devPtr, size_t count, CUdevice dstDevice, CUstream hStream)
+12020 12020sz cuMemPrefetchAsync_v2(CUdeviceptr devPtr, size_t count, CUmemLocation location, unsigned int flags, CUstream hStream)
+
+# Their functions run on threads of the driver and must pass the gates: hostfuncs.pxi.
+[memory custom]
+10000 10000sz cuLaunchHostFunc(CUstream hStream, CUhostFn fn, void *userData)
+13010 13010sz cuLaunchHostFunc_v2(CUstream hStream, CUhostFn fn, void *userData, unsigned int syncMode)
+5000  7000sz  cuStreamAddCallback(CUstream hStream, CUstreamCallback callback, void *userData, unsigned int flags)
+
+# The same functions as nodes of graphs.
+[query custom]
+10000 -       cuGraphAddHostNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, const CUDA_HOST_NODE_PARAMS *nodeParams)
+10000 -       cuGraphHostNodeGetParams(CUgraphNode hNode, CUDA_HOST_NODE_PARAMS *nodeParams)
+10000 -       cuGraphHostNodeSetParams(CUgraphNode hNode, const CUDA_HOST_NODE_PARAMS *nodeParams)
+10020 -       cuGraphExecHostNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_HOST_NODE_PARAMS *nodeParams)
+12020 -       cuGraphAddNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUgraphNodeParams *nodeParams)
+12030 -       cuGraphAddNode_v2(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, const CUgraphEdgeData *dependencyData, size_t numDependencies, CUgraphNodeParams *nodeParams)
+13040 -       cuGraphAddNode_v3(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, const CUgraphEdgeData *dependencyData, size_t numDependencies, CUgraphNodeParams *nodeParams)
+12020 -       cuGraphNodeSetParams(CUgraphNode hNode, CUgraphNodeParams *nodeParams)
+13040 -       cuGraphNodeSetParams_v2(CUgraphNode hNode, CUgraphNodeParams *nodeParams)
+12020 -       cuGraphExecNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUgraphNodeParams *nodeParams)
+13020 -       cuGraphNodeGetParams(CUgraphNode hNode, CUgraphNodeParams *nodeParams)
+
+# Allocations, addresses, host memory.
+[object custom]
+3020  -       cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize)
+3020  -       cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pPitch, size_t WidthInBytes, size_t Height, unsigned int ElementSizeBytes)
+3020  -       cuMemFree_v2(CUdeviceptr dptr)
+6000  -       cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int flags)
+3020  -       cuMemGetAddressRange_v2(CUdeviceptr *pbase, size_t *psize, CUdeviceptr dptr)
+4000  -       cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr ptr)
+7000  -       cuPointerGetAttributes(unsigned int numAttributes, CUpointer_attribute *attributes, void **data, CUdeviceptr ptr)
+[memory gated]
+6000  -       cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, CUdeviceptr ptr)
+3020  -       cuMemGetInfo_v2(size_t *free, size_t *total)
+3020  -       cuMemAllocHost_v2(void **pp, size_t bytesize)
+2020  -       cuMemHostAlloc(void **pp, size_t bytesize, unsigned int Flags)
+2000  -       cuMemFreeHost(void *p)
+3020  -       cuMemHostGetDevicePointer_v2(CUdeviceptr *pdptr, void *p, unsigned int Flags)
+2030  -       cuMemHostGetFlags(unsigned int *pFlags, void *p)
+[object custom]
+4000  -       cuMemHostRegister(void *p, size_t bytesize, unsigned int Flags)
+6050  -       cuMemHostRegister_v2(void *p, size_t bytesize, unsigned int Flags)
+4000  -       cuMemHostUnregister(void *p)
+
+# cuMem.
+[object custom]
+10020 -       cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop, unsigned long long flags)
+10020 -       cuMemRelease(CUmemGenericAllocationHandle handle)
+11000 -       cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *addr)
+10020 -       cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop, CUmemGenericAllocationHandle handle)
+10020 -       cuMemAddressReserve(CUdeviceptr *ptr, size_t size, size_t alignment, CUdeviceptr addr, unsigned long long flags)
+10020 -       cuMemAddressFree(CUdeviceptr ptr, size_t size)
+10020 -       cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags)
+10020 -       cuMemUnmap(CUdeviceptr ptr, size_t size)
+10020 -       cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc *desc, size_t count)
+10020 -       cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr ptr)
+10020 -       cuMemExportToShareableHandle(void *shareableHandle, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType handleType, unsigned long long flags)
+10020 -       cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *osHandle, CUmemAllocationHandleType shHandleType)
+11010 11010sz cuMemMapArrayAsync(CUarrayMapInfo *mapInfoList, unsigned int count, CUstream hStream)
+
+# Sharing: legacy IPC, peer access.
+[object custom]
+4010  -       cuIpcGetMemHandle(CUipcMemHandle *pHandle, CUdeviceptr dptr)
+4010  -       cuIpcOpenMemHandle(CUdeviceptr *pdptr, CUipcMemHandle handle, unsigned int Flags)
+11000 -       cuIpcOpenMemHandle_v2(CUdeviceptr *pdptr, CUipcMemHandle handle, unsigned int Flags)
+4010  -       cuIpcCloseMemHandle(CUdeviceptr dptr)
+4000  -       cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Flags)
+4000  -       cuCtxDisablePeerAccess(CUcontext peerContext)
+
+# Counted, not carried yet; what takes a handle also translates it.
+[object custom]
+12010 -       cuMulticastCreate(CUmemGenericAllocationHandle *mcHandle, const CUmulticastObjectProp *prop)
+12010 -       cuMulticastAddDevice(CUmemGenericAllocationHandle mcHandle, CUdevice dev)
+12010 -       cuMulticastBindMem(CUmemGenericAllocationHandle mcHandle, size_t mcOffset, CUmemGenericAllocationHandle memHandle, size_t memOffset, size_t size, unsigned long long flags)
+13010 -       cuMulticastBindMem_v2(CUmemGenericAllocationHandle mcHandle, CUdevice dev, size_t mcOffset, CUmemGenericAllocationHandle memHandle, size_t memOffset, size_t size, unsigned long long flags)
+12010 -       cuMulticastBindAddr(CUmemGenericAllocationHandle mcHandle, size_t mcOffset, CUdeviceptr memptr, size_t size, unsigned long long flags)
+13010 -       cuMulticastBindAddr_v2(CUmemGenericAllocationHandle mcHandle, CUdevice dev, size_t mcOffset, CUdeviceptr memptr, size_t size, unsigned long long flags)
+12010 -       cuMulticastUnbind(CUmemGenericAllocationHandle mcHandle, CUdevice dev, size_t mcOffset, size_t size)
+13030 -       cuLogicalEndpointBindMem(cuuint32_t leId, CUdevice dev, cuuint64_t offset, CUmemGenericAllocationHandle memHandle, cuuint64_t memOffset, cuuint64_t size, unsigned long long flags)
+11020 -       cuMemPoolExportToShareableHandle(void *handle_out, CUmemoryPool pool, CUmemAllocationHandleType handleType, unsigned long long flags)
+11020 -       cuMemPoolImportFromShareableHandle(CUmemoryPool *pool_out, void *handle, CUmemAllocationHandleType handleType, unsigned long long flags)
+11020 -       cuMemPoolExportPointer(CUmemPoolPtrExportData *shareData_out, CUdeviceptr ptr)
+11020 -       cuMemPoolImportPointer(CUdeviceptr *ptr_out, CUmemoryPool pool, CUmemPoolPtrExportData *shareData)
+11020 -       cuMemPoolDestroy(CUmemoryPool pool)
+4010  -       cuIpcGetEventHandle(CUipcEventHandle *pHandle, CUevent event)
+4010  -       cuIpcOpenEventHandle(CUevent *phEvent, CUipcEventHandle handle)
+2000  -       cuEventDestroy(CUevent hEvent)
+4000  -       cuEventDestroy_v2(CUevent hEvent)
+10000 -       cuImportExternalMemory(CUexternalMemory *extMem_out, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *memHandleDesc)
+10000 -       cuDestroyExternalMemory(CUexternalMemory extMem)
+10000 -       cuImportExternalSemaphore(CUexternalSemaphore *extSem_out, const CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC *semHandleDesc)
+10000 -       cuDestroyExternalSemaphore(CUexternalSemaphore extSem)
+
+# Contexts: memory goes with them.
+[object custom]
+2000  -       cuCtxCreate(CUcontext *pctx, unsigned int flags, CUdevice dev)
+3020  -       cuCtxCreate_v2(CUcontext *pctx, unsigned int flags, CUdevice dev)
+11040 -       cuCtxCreate_v3(CUcontext *pctx, CUexecAffinityParam *paramsArray, int numParams, unsigned int flags, CUdevice dev)
+12050 -       cuCtxCreate_v4(CUcontext *pctx, CUctxCreateParams *ctxCreateParams, unsigned int flags, CUdevice dev)
+2000  -       cuCtxDestroy(CUcontext ctx)
+4000  -       cuCtxDestroy_v2(CUcontext ctx)
+7000  -       cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev)
+7000  -       cuDevicePrimaryCtxRelease(CUdevice dev)
+11000 -       cuDevicePrimaryCtxRelease_v2(CUdevice dev)
+7000  -       cuDevicePrimaryCtxReset(CUdevice dev)
+11000 -       cuDevicePrimaryCtxReset_v2(CUdevice dev)
+
+# Loading code allocates and copies: it waits with the memory gate.
+[memory gated]
+2000  -       cuModuleLoad(CUmodule *module, const char *fname)
+2000  -       cuModuleLoadData(CUmodule *module, const void *image)
+2010  -       cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int numOptions, CUjit_option *options, void **optionValues)
+2000  -       cuModuleLoadFatBinary(CUmodule *module, const void *fatCubin)
+2000  -       cuModuleUnload(CUmodule hmod)
+12000 -       cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *jitOptions, void **jitOptionsValues, unsigned int numJitOptions, CUlibraryOption *libraryOptions, void **libraryOptionValues, unsigned int numLibraryOptions)
+12000 -       cuLibraryLoadFromFile(CUlibrary *library, const char *fileName, CUjit_option *jitOptions, void **jitOptionsValues, unsigned int numJitOptions, CUlibraryOption *libraryOptions, void **libraryOptionValues, unsigned int numLibraryOptions)
+12000 -       cuLibraryUnload(CUlibrary library)
+
+# Start and look-up.
+[query custom]
+2000  -       cuInit(unsigned int Flags)
+11030 -       cuGetProcAddress(const char *symbol, void **pfn, int cudaVersion, cuuint64_t flags)
+12000 -       cuGetProcAddress_v2(const char *symbol, void **pfn, int cudaVersion, cuuint64_t flags, CUdriverProcAddressQueryResult *symbolStatus)
+
+# Called by the shim, not hooked.
+[query real]
+2020  -       cuDriverGetVersion(int *driverVersion)
+6000  -       cuGetErrorName(CUresult error, const char **pStr)
+2000  -       cuDeviceGet(CUdevice *device, int ordinal)
+2000  -       cuDeviceGetCount(int *count)
+2000  -       cuDeviceGetAttribute(int *pi, CUdevice_attribute attrib, CUdevice dev)
+9020  -       cuDeviceGetUuid(CUuuid *uuid, CUdevice dev)
+11040 -       cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice dev)
+4000  -       cuDeviceCanAccessPeer(int *canAccessPeer, CUdevice dev, CUdevice peerDev)
+7000  -       cuDevicePrimaryCtxGetState(CUdevice dev, unsigned int *flags, int *active)
+4000  -       cuCtxGetCurrent(CUcontext *pctx)
+4000  -       cuCtxSetCurrent(CUcontext ctx)
+4000  -       cuCtxPushCurrent_v2(CUcontext ctx)
+4000  -       cuCtxPopCurrent_v2(CUcontext *pctx)
+2000  -       cuCtxGetDevice(CUdevice *device)
+2000  -       cuCtxSynchronize()
+2000  -       cuStreamCreate(CUstream *phStream, unsigned int Flags)
+4000  -       cuStreamDestroy_v2(CUstream hStream)
+2000  -       cuStreamSynchronize(CUstream hStream)
+2000  -       cuStreamQuery(CUstream hStream)
+9020  -       cuStreamGetCtx(CUstream hStream, CUcontext *pctx)
+10000 -       cuStreamIsCapturing(CUstream hStream, CUstreamCaptureStatus *captureStatus)
+10010 -       cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
+2000  -       cuEventCreate(CUevent *phEvent, unsigned int Flags)
+2000  -       cuEventRecord(CUevent hEvent, CUstream hStream)
+2000  -       cuEventQuery(CUevent hEvent)
+2000  -       cuEventSynchronize(CUevent hEvent)
+10020 -       cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp *prop, CUmemAllocationGranularity_flags option)
+"""
 
 
 class Variant(Enum):
@@ -34,7 +306,10 @@ class Class(Enum):
 
 
 class Kind(Enum):
-    """Gated: the wrapper is generated. Custom: written by hand in a .pxi. Real: resolved for our own use, not exported."""
+    """Where the wrapper comes from.
+
+    Gated: it is generated. Custom: written by hand in a .pxi. Real: there is none, the shim itself calls the function.
+    """
 
     GATED = "gated"
     CUSTOM = "custom"
@@ -62,566 +337,54 @@ class Hook:
         return [re.split(r"[\s*]+", part.strip())[-1] for part in self.params.split(",")] if self.params else []
 
 
+SIMULATOR_FUNCTIONS = tuple(
+    Hook(symbol, symbol, 0, 0, Variant.ANY, "", Class.QUERY, Kind.REAL, "", returns)
+    for symbol, returns in (("simcudaVersion", "int"), ("simcudaDriverVersionString", "const char *"))
+)
+"""Not CUDA's: how a simulated driver makes itself known. Resolved where they exist."""
+
+
 def base_name(symbol: str) -> str:
     """Return the name under which cuGetProcAddress knows `symbol`."""
-    return re.sub(r"(_v\d+)?(_pt[sd][zs])?$", "", symbol)
+    return re.sub(r"(_v\d+)?(_ptds|_ptsz)?$", "", symbol)
 
 
-def _row(
-    symbol: str,
-    since: int,
-    params: str,
-    *,
-    cls: Class,
-    kind: Kind = Kind.GATED,
-    twin: str = "",
-    twin_since: int = 0,
-    stream: str = "",
-) -> list[Hook]:
-    """Return the hook, and its per-thread twin (`_ptds` or `_ptsz`) if it has one."""
-    variant = Variant.LEGACY if twin else Variant.ANY
-    hook = Hook(symbol, base_name(symbol), since, 0, variant, params, cls, kind, stream)
-    if not twin:
-        return [hook]
-    return [hook, replace(hook, symbol=symbol + twin, variant=Variant.PER_THREAD, since=twin_since or since)]
+def _stream(params: str) -> str:
+    """Return the name of the parameter that is a stream, or nothing."""
+    match = re.search(r"\bCUstream (\w+)", params)
+    return match[1] if match else ""
 
 
-def _launch(symbol: str, since: int, params: str, twin_since: int = 0, stream: str = "hStream") -> list[Hook]:
-    """A kernel or graph launch; with `twin_since` it has a per-thread form."""
-    return _row(symbol, since, params, cls=Class.LAUNCH, twin="_ptsz" if twin_since else "", twin_since=twin_since, stream=stream)
-
-
-def _sync(symbol: str, since: int, params: str, twin_since: int = 0) -> list[Hook]:
-    """A copy or memset that returns when it is done."""
-    return _row(symbol, since, params, cls=Class.MEMORY, twin="_ptds" if twin_since else "", twin_since=twin_since)
-
-
-def _async(symbol: str, since: int, params: str, twin_since: int = 0, stream: str = "hStream") -> list[Hook]:
-    """Work on memory that is put into a stream."""
-    return _row(symbol, since, params, cls=Class.MEMORY, twin="_ptsz" if twin_since else "", twin_since=twin_since, stream=stream)
-
-
-def _gated(symbol: str, since: int, params: str) -> list[Hook]:
-    """A call without a stream that must not run while memory is away."""
-    return _row(symbol, since, params, cls=Class.MEMORY)
-
-
-def _custom(symbol: str, since: int, params: str, cls: Class = Class.OBJECT) -> list[Hook]:
-    """A hook written by hand."""
-    return _row(symbol, since, params, cls=cls, kind=Kind.CUSTOM)
-
-
-def _real(symbol: str, since: int, params: str) -> list[Hook]:
-    """A function that the shim calls and does not hook."""
-    return _row(symbol, since, params, cls=Class.QUERY, kind=Kind.REAL)
-
-
-_GRID = (
-    "CUfunction f, unsigned int gridDimX, unsigned int gridDimY, unsigned int gridDimZ, "
-    "unsigned int blockDimX, unsigned int blockDimY, unsigned int blockDimZ, unsigned int sharedMemBytes, CUstream hStream"
-)
-
-_LAUNCHES = [
-    _launch("cuLaunchKernel", 4000, f"{_GRID}, void **kernelParams, void **extra", 7000),
-    _launch(
-        "cuLaunchKernelEx",
-        11060,
-        "const CUlaunchConfig *config, CUfunction f, void **kernelParams, void **extra",
-        11060,
-        stream="config.hStream",
-    ),
-    _launch("cuLaunchCooperativeKernel", 9000, f"{_GRID}, void **kernelParams", 9000),
-    _launch(
-        "cuLaunchCooperativeKernelMultiDevice",
-        9000,
-        "CUDA_LAUNCH_PARAMS *launchParamsList, unsigned int numDevices, unsigned int flags",
-        stream="",
-    ),
-    _launch("cuLaunch", 2000, "CUfunction f", stream=""),
-    _launch("cuLaunchGrid", 2000, "CUfunction f, int grid_width, int grid_height", stream=""),
-    _launch("cuLaunchGridAsync", 2000, "CUfunction f, int grid_width, int grid_height, CUstream hStream"),
-    _launch("cuGraphLaunch", 10000, "CUgraphExec hGraphExec, CUstream hStream", 10000),
-    _launch("cuGraphUpload", 11010, "CUgraphExec hGraphExec, CUstream hStream", 11010),
-]
-
-_PEER = "CUdeviceptr dstDevice, CUcontext dstContext, CUdeviceptr srcDevice, CUcontext srcContext, size_t ByteCount"
-_H2D = "CUdeviceptr dstDevice, const void *srcHost, size_t ByteCount"
-_D2H = "void *dstHost, CUdeviceptr srcDevice, size_t ByteCount"
-_D2D = "CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount"
-_D2A = "CUarray dstArray, size_t dstOffset, CUdeviceptr srcDevice, size_t ByteCount"
-_A2D = "CUdeviceptr dstDevice, CUarray srcArray, size_t srcOffset, size_t ByteCount"
-_H2A = "CUarray dstArray, size_t dstOffset, const void *srcHost, size_t ByteCount"
-_A2H = "void *dstHost, CUarray srcArray, size_t srcOffset, size_t ByteCount"
-_A2A = "CUarray dstArray, size_t dstOffset, CUarray srcArray, size_t srcOffset, size_t ByteCount"
-
-
-def _32bit(params: str) -> str:
-    """Spell a signature in the ABI of CUDA 2, where addresses and sizes have 32 bits."""
-    return params.replace("CUdeviceptr ", "unsigned int ").replace("size_t ", "unsigned int ")
-
-
-_COPIES = [
-    _sync("cuMemcpy", 4000, "CUdeviceptr dst, CUdeviceptr src, size_t ByteCount", 7000),
-    _async("cuMemcpyAsync", 4000, "CUdeviceptr dst, CUdeviceptr src, size_t ByteCount, CUstream hStream", 7000),
-    _sync("cuMemcpyPeer", 4000, _PEER, 7000),
-    _async("cuMemcpyPeerAsync", 4000, f"{_PEER}, CUstream hStream", 7000),
-    _sync("cuMemcpyHtoD_v2", 3020, _H2D, 7000),
-    _async("cuMemcpyHtoDAsync_v2", 3020, f"{_H2D}, CUstream hStream", 7000),
-    _sync("cuMemcpyDtoH_v2", 3020, _D2H, 7000),
-    _async("cuMemcpyDtoHAsync_v2", 3020, f"{_D2H}, CUstream hStream", 7000),
-    _sync("cuMemcpyDtoD_v2", 3020, _D2D, 7000),
-    _async("cuMemcpyDtoDAsync_v2", 3020, f"{_D2D}, CUstream hStream", 7000),
-    _sync("cuMemcpyDtoA_v2", 3020, _D2A, 7000),
-    _sync("cuMemcpyAtoD_v2", 3020, _A2D, 7000),
-    _sync("cuMemcpyHtoA_v2", 3020, _H2A, 7000),
-    _async("cuMemcpyHtoAAsync_v2", 3020, f"{_H2A}, CUstream hStream", 7000),
-    _sync("cuMemcpyAtoH_v2", 3020, _A2H, 7000),
-    _async("cuMemcpyAtoHAsync_v2", 3020, f"{_A2H}, CUstream hStream", 7000),
-    _sync("cuMemcpyAtoA_v2", 3020, _A2A, 7000),
-    _sync("cuMemcpy2D_v2", 3020, "const CUDA_MEMCPY2D *pCopy", 7000),
-    _sync("cuMemcpy2DUnaligned_v2", 3020, "const CUDA_MEMCPY2D *pCopy", 7000),
-    _async("cuMemcpy2DAsync_v2", 3020, "const CUDA_MEMCPY2D *pCopy, CUstream hStream", 7000),
-    _sync("cuMemcpy3D_v2", 3020, "const CUDA_MEMCPY3D *pCopy", 7000),
-    _async("cuMemcpy3DAsync_v2", 3020, "const CUDA_MEMCPY3D *pCopy, CUstream hStream", 7000),
-    _sync("cuMemcpy3DPeer", 4000, "const CUDA_MEMCPY3D_PEER *pCopy", 7000),
-    _async("cuMemcpy3DPeerAsync", 4000, "const CUDA_MEMCPY3D_PEER *pCopy, CUstream hStream", 7000),
-    _async(
-        "cuMemcpyBatchAsync",
-        12080,
-        "CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_t count, CUmemcpyAttributes *attrs, "
-        "size_t *attrIdxs, size_t numAttrs, size_t *failIdx, CUstream hStream",
-        12080,
-    ),
-    _async(
-        "cuMemcpyBatchAsync_v2",
-        13000,
-        "CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_t count, CUmemcpyAttributes *attrs, "
-        "size_t *attrIdxs, size_t numAttrs, CUstream hStream",
-        13000,
-    ),
-    _async(
-        "cuMemcpy3DBatchAsync",
-        12080,
-        "size_t numOps, CUDA_MEMCPY3D_BATCH_OP *opList, size_t *failIdx, unsigned long long flags, CUstream hStream",
-        12080,
-    ),
-    _async(
-        "cuMemcpy3DBatchAsync_v2",
-        13000,
-        "size_t numOps, CUDA_MEMCPY3D_BATCH_OP *opList, unsigned long long flags, CUstream hStream",
-        13000,
-    ),
-    _async(
-        "cuMemcpyWithAttributesAsync",
-        13020,
-        "CUdeviceptr dst, CUdeviceptr src, size_t size, CUmemcpyAttributes *attr, CUstream hStream",
-        13020,
-    ),
-    _async(
-        "cuMemcpy3DWithAttributesAsync",
-        13020,
-        "CUDA_MEMCPY3D_BATCH_OP *op, unsigned long long flags, CUstream hStream",
-        13020,
-    ),
-    _async(
-        "cuFabricCpyBatchAsync",
-        13050,
-        "size_t numOps, CUDA_FABRIC_COPY_BATCH_OP *opList, unsigned long long flags, CUstream hStream",
-        13050,
-    ),
-    _async(
-        "cuMemBatchDecompressAsync",
-        12060,
-        "CUmemDecompressParams *paramsArray, size_t count, unsigned int flags, size_t *errorIndex, CUstream stream",
-        12060,
-        stream="stream",
-    ),
-]
-
-_MEMSETS = [
-    _sync("cuMemsetD8_v2", 3020, "CUdeviceptr dstDevice, unsigned char uc, size_t N", 7000),
-    _sync("cuMemsetD16_v2", 3020, "CUdeviceptr dstDevice, unsigned short us, size_t N", 7000),
-    _sync("cuMemsetD32_v2", 3020, "CUdeviceptr dstDevice, unsigned int ui, size_t N", 7000),
-    _sync("cuMemsetD2D8_v2", 3020, "CUdeviceptr dstDevice, size_t dstPitch, unsigned char uc, size_t Width, size_t Height", 7000),
-    _sync("cuMemsetD2D16_v2", 3020, "CUdeviceptr dstDevice, size_t dstPitch, unsigned short us, size_t Width, size_t Height", 7000),
-    _sync("cuMemsetD2D32_v2", 3020, "CUdeviceptr dstDevice, size_t dstPitch, unsigned int ui, size_t Width, size_t Height", 7000),
-    _async("cuMemsetD8Async", 3020, "CUdeviceptr dstDevice, unsigned char uc, size_t N, CUstream hStream", 7000),
-    _async("cuMemsetD16Async", 3020, "CUdeviceptr dstDevice, unsigned short us, size_t N, CUstream hStream", 7000),
-    _async("cuMemsetD32Async", 3020, "CUdeviceptr dstDevice, unsigned int ui, size_t N, CUstream hStream", 7000),
-    _async(
-        "cuMemsetD2D8Async",
-        3020,
-        "CUdeviceptr dstDevice, size_t dstPitch, unsigned char uc, size_t Width, size_t Height, CUstream hStream",
-        7000,
-    ),
-    _async(
-        "cuMemsetD2D16Async",
-        3020,
-        "CUdeviceptr dstDevice, size_t dstPitch, unsigned short us, size_t Width, size_t Height, CUstream hStream",
-        7000,
-    ),
-    _async(
-        "cuMemsetD2D32Async",
-        3020,
-        "CUdeviceptr dstDevice, size_t dstPitch, unsigned int ui, size_t Width, size_t Height, CUstream hStream",
-        7000,
-    ),
-]
-
-# The 32-bit ABI of CUDA 2 and 3.0: libcuda still exports it. Gated, and otherwise left alone.
-_OLD_COPIES = [
-    _sync("cuMemcpyHtoD", 2000, _32bit(_H2D)),
-    _async("cuMemcpyHtoDAsync", 2000, _32bit(_H2D) + ", CUstream hStream"),
-    _sync("cuMemcpyDtoH", 2000, _32bit(_D2H)),
-    _async("cuMemcpyDtoHAsync", 2000, _32bit(_D2H) + ", CUstream hStream"),
-    _sync("cuMemcpyDtoD", 2000, _32bit(_D2D)),
-    _async("cuMemcpyDtoDAsync", 3000, _32bit(_D2D) + ", CUstream hStream"),
-    _sync("cuMemcpyDtoA", 2000, _32bit(_D2A)),
-    _sync("cuMemcpyAtoD", 2000, _32bit(_A2D)),
-    _sync("cuMemcpyHtoA", 2000, _32bit(_H2A)),
-    _async("cuMemcpyHtoAAsync", 2000, _32bit(_H2A) + ", CUstream hStream"),
-    _sync("cuMemcpyAtoH", 2000, _32bit(_A2H)),
-    _async("cuMemcpyAtoHAsync", 2000, _32bit(_A2H) + ", CUstream hStream"),
-    _sync("cuMemcpyAtoA", 2000, _32bit(_A2A)),
-    _sync("cuMemcpy2D", 2000, "const CUDA_MEMCPY2D_v1 *pCopy"),
-    _sync("cuMemcpy2DUnaligned", 2000, "const CUDA_MEMCPY2D_v1 *pCopy"),
-    _async("cuMemcpy2DAsync", 2000, "const CUDA_MEMCPY2D_v1 *pCopy, CUstream hStream"),
-    _sync("cuMemcpy3D", 2000, "const CUDA_MEMCPY3D_v1 *pCopy"),
-    _async("cuMemcpy3DAsync", 2000, "const CUDA_MEMCPY3D_v1 *pCopy, CUstream hStream"),
-    _sync("cuMemsetD8", 2000, "unsigned int dstDevice, unsigned char uc, unsigned int N"),
-    _sync("cuMemsetD16", 2000, "unsigned int dstDevice, unsigned short us, unsigned int N"),
-    _sync("cuMemsetD32", 2000, "unsigned int dstDevice, unsigned int ui, unsigned int N"),
-    _sync("cuMemsetD2D8", 2000, "unsigned int dstDevice, unsigned int dstPitch, unsigned char uc, unsigned int Width, unsigned int Height"),
-    _sync("cuMemsetD2D16", 2000, "unsigned int dstDevice, unsigned int dstPitch, unsigned short us, unsigned int Width, unsigned int Height"),
-    _sync("cuMemsetD2D32", 2000, "unsigned int dstDevice, unsigned int dstPitch, unsigned int ui, unsigned int Width, unsigned int Height"),
-    _gated("cuMemAlloc", 2000, "unsigned int *dptr, unsigned int bytesize"),
-    _gated(
-        "cuMemAllocPitch",
-        2000,
-        "unsigned int *dptr, unsigned int *pPitch, unsigned int WidthInBytes, unsigned int Height, unsigned int ElementSizeBytes",
-    ),
-    _gated("cuMemFree", 2000, "unsigned int dptr"),
-    _gated("cuMemAllocHost", 2000, "void **pp, unsigned int bytesize"),
-]
-
-_VALUE32 = "CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags"
-_VALUE64 = "CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned int flags"
-_MEMOPS = "CUstream stream, unsigned int count, CUstreamBatchMemOpParams *paramArray, unsigned int flags"
-
-_STREAM_WORK = [
-    # Two ABIs under one name: 11.7 changed what the calls promise, not how they are called.
-    _async("cuStreamWaitValue32", 8000, _VALUE32, 8000, stream="stream"),
-    _async("cuStreamWaitValue64", 9000, _VALUE64, 9000, stream="stream"),
-    _async("cuStreamWriteValue32", 8000, _VALUE32, 8000, stream="stream"),
-    _async("cuStreamWriteValue64", 9000, _VALUE64, 9000, stream="stream"),
-    _async("cuStreamBatchMemOp", 8000, _MEMOPS, 8000, stream="stream"),
-    _async("cuStreamWaitValue32_v2", 11070, _VALUE32, 11070, stream="stream"),
-    _async("cuStreamWaitValue64_v2", 11070, _VALUE64, 11070, stream="stream"),
-    _async("cuStreamWriteValue32_v2", 11070, _VALUE32, 11070, stream="stream"),
-    _async("cuStreamWriteValue64_v2", 11070, _VALUE64, 11070, stream="stream"),
-    _async("cuStreamBatchMemOp_v2", 11070, _MEMOPS, 11070, stream="stream"),
-    _async("cuMemAllocAsync", 11020, "CUdeviceptr *dptr, size_t bytesize, CUstream hStream", 11020),
-    _async("cuMemAllocFromPoolAsync", 11020, "CUdeviceptr *dptr, size_t bytesize, CUmemoryPool pool, CUstream hStream", 11020),
-    _async("cuMemFreeAsync", 11020, "CUdeviceptr dptr, CUstream hStream", 11020),
-    _async("cuMemPrefetchAsync", 8000, "CUdeviceptr devPtr, size_t count, CUdevice dstDevice, CUstream hStream", 8000),
-    _async(
-        "cuMemPrefetchAsync_v2",
-        12020,
-        "CUdeviceptr devPtr, size_t count, CUmemLocation location, unsigned int flags, CUstream hStream",
-        12020,
-    ),
-]
-
-# Their functions run on threads of the driver and must pass the gates: hostfuncs.pxi.
-_HOST_FUNCTIONS = [
-    _row(symbol, since, params, cls=Class.MEMORY, kind=Kind.CUSTOM, twin="_ptsz", twin_since=twin_since, stream="hStream")
-    for symbol, since, params, twin_since in (
-        ("cuLaunchHostFunc", 10000, "CUstream hStream, CUhostFn fn, void *userData", 10000),
-        ("cuLaunchHostFunc_v2", 13010, "CUstream hStream, CUhostFn fn, void *userData, unsigned int syncMode", 13010),
-        ("cuStreamAddCallback", 5000, "CUstream hStream, CUstreamCallback callback, void *userData, unsigned int flags", 7000),
-    )
-]
-_DEPENDENCIES = "const CUgraphNode *dependencies, size_t numDependencies"
-_EDGES = "const CUgraphNode *dependencies, const CUgraphEdgeData *dependencyData, size_t numDependencies"
-_HOST_NODES = [
-    _custom(
-        "cuGraphAddHostNode",
-        10000,
-        f"CUgraphNode *phGraphNode, CUgraph hGraph, {_DEPENDENCIES}, const CUDA_HOST_NODE_PARAMS *nodeParams",
-        Class.QUERY,
-    ),
-    _custom("cuGraphHostNodeGetParams", 10000, "CUgraphNode hNode, CUDA_HOST_NODE_PARAMS *nodeParams", Class.QUERY),
-    _custom("cuGraphHostNodeSetParams", 10000, "CUgraphNode hNode, const CUDA_HOST_NODE_PARAMS *nodeParams", Class.QUERY),
-    _custom(
-        "cuGraphExecHostNodeSetParams",
-        10020,
-        "CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_HOST_NODE_PARAMS *nodeParams",
-        Class.QUERY,
-    ),
-    _custom(
-        "cuGraphAddNode",
-        12020,
-        f"CUgraphNode *phGraphNode, CUgraph hGraph, {_DEPENDENCIES}, CUgraphNodeParams *nodeParams",
-        Class.QUERY,
-    ),
-    _custom(
-        "cuGraphAddNode_v2",
-        12030,
-        f"CUgraphNode *phGraphNode, CUgraph hGraph, {_EDGES}, CUgraphNodeParams *nodeParams",
-        Class.QUERY,
-    ),
-    _custom(
-        "cuGraphAddNode_v3",
-        13040,
-        f"CUgraphNode *phGraphNode, CUgraph hGraph, {_EDGES}, CUgraphNodeParams *nodeParams",
-        Class.QUERY,
-    ),
-    _custom("cuGraphNodeSetParams", 12020, "CUgraphNode hNode, CUgraphNodeParams *nodeParams", Class.QUERY),
-    _custom("cuGraphNodeSetParams_v2", 13040, "CUgraphNode hNode, CUgraphNodeParams *nodeParams", Class.QUERY),
-    _custom("cuGraphExecNodeSetParams", 12020, "CUgraphExec hGraphExec, CUgraphNode hNode, CUgraphNodeParams *nodeParams", Class.QUERY),
-    _custom("cuGraphNodeGetParams", 13020, "CUgraphNode hNode, CUgraphNodeParams *nodeParams", Class.QUERY),
-]
-
-_ALLOCATIONS = [
-    _custom("cuMemAlloc_v2", 3020, "CUdeviceptr *dptr, size_t bytesize"),
-    _custom(
-        "cuMemAllocPitch_v2",
-        3020,
-        "CUdeviceptr *dptr, size_t *pPitch, size_t WidthInBytes, size_t Height, unsigned int ElementSizeBytes",
-    ),
-    _custom("cuMemFree_v2", 3020, "CUdeviceptr dptr"),
-    _custom("cuMemAllocManaged", 6000, "CUdeviceptr *dptr, size_t bytesize, unsigned int flags"),
-    _custom("cuMemGetAddressRange_v2", 3020, "CUdeviceptr *pbase, size_t *psize, CUdeviceptr dptr"),
-    _custom("cuPointerGetAttribute", 4000, "void *data, CUpointer_attribute attribute, CUdeviceptr ptr"),
-    _custom(
-        "cuPointerGetAttributes",
-        7000,
-        "unsigned int numAttributes, CUpointer_attribute *attributes, void **data, CUdeviceptr ptr",
-    ),
-    _gated("cuPointerSetAttribute", 6000, "const void *value, CUpointer_attribute attribute, CUdeviceptr ptr"),
-    _gated("cuMemGetInfo_v2", 3020, "size_t *free, size_t *total"),
-    _gated("cuMemAllocHost_v2", 3020, "void **pp, size_t bytesize"),
-    _gated("cuMemHostAlloc", 2020, "void **pp, size_t bytesize, unsigned int Flags"),
-    _gated("cuMemFreeHost", 2000, "void *p"),
-    _gated("cuMemHostGetDevicePointer_v2", 3020, "CUdeviceptr *pdptr, void *p, unsigned int Flags"),
-    _gated("cuMemHostGetFlags", 2030, "unsigned int *pFlags, void *p"),
-    _custom("cuMemHostRegister", 4000, "void *p, size_t bytesize, unsigned int Flags"),
-    _custom("cuMemHostRegister_v2", 6050, "void *p, size_t bytesize, unsigned int Flags"),
-    _custom("cuMemHostUnregister", 4000, "void *p"),
-]
-
-_HANDLE = "CUmemGenericAllocationHandle"
-_CUMEM = [
-    _custom("cuMemCreate", 10020, f"{_HANDLE} *handle, size_t size, const CUmemAllocationProp *prop, unsigned long long flags"),
-    _custom("cuMemRelease", 10020, f"{_HANDLE} handle"),
-    _custom("cuMemRetainAllocationHandle", 11000, f"{_HANDLE} *handle, void *addr"),
-    _custom("cuMemGetAllocationPropertiesFromHandle", 10020, f"CUmemAllocationProp *prop, {_HANDLE} handle"),
-    _custom("cuMemAddressReserve", 10020, "CUdeviceptr *ptr, size_t size, size_t alignment, CUdeviceptr addr, unsigned long long flags"),
-    _custom("cuMemAddressFree", 10020, "CUdeviceptr ptr, size_t size"),
-    _custom("cuMemMap", 10020, f"CUdeviceptr ptr, size_t size, size_t offset, {_HANDLE} handle, unsigned long long flags"),
-    _custom("cuMemUnmap", 10020, "CUdeviceptr ptr, size_t size"),
-    _custom("cuMemSetAccess", 10020, "CUdeviceptr ptr, size_t size, const CUmemAccessDesc *desc, size_t count"),
-    _custom("cuMemGetAccess", 10020, "unsigned long long *flags, const CUmemLocation *location, CUdeviceptr ptr"),
-    _custom(
-        "cuMemExportToShareableHandle",
-        10020,
-        f"void *shareableHandle, {_HANDLE} handle, CUmemAllocationHandleType handleType, unsigned long long flags",
-    ),
-    _custom("cuMemImportFromShareableHandle", 10020, f"{_HANDLE} *handle, void *osHandle, CUmemAllocationHandleType shHandleType"),
-    _row(
-        "cuMemMapArrayAsync",
-        11010,
-        "CUarrayMapInfo *mapInfoList, unsigned int count, CUstream hStream",
-        cls=Class.OBJECT,
-        kind=Kind.CUSTOM,
-        twin="_ptsz",
-        stream="hStream",
-    ),
-]
-
-_SHARING = [
-    _custom("cuIpcGetMemHandle", 4010, "CUipcMemHandle *pHandle, CUdeviceptr dptr"),
-    _custom("cuIpcOpenMemHandle", 4010, "CUdeviceptr *pdptr, CUipcMemHandle handle, unsigned int Flags"),
-    _custom("cuIpcOpenMemHandle_v2", 11000, "CUdeviceptr *pdptr, CUipcMemHandle handle, unsigned int Flags"),
-    _custom("cuIpcCloseMemHandle", 4010, "CUdeviceptr dptr"),
-    _custom("cuCtxEnablePeerAccess", 4000, "CUcontext peerContext, unsigned int Flags"),
-    _custom("cuCtxDisablePeerAccess", 4000, "CUcontext peerContext"),
-]
-
-# Counted, not carried yet; the functions that take a handle also translate it.
-_UNCARRIED = [
-    _custom("cuMulticastCreate", 12010, f"{_HANDLE} *mcHandle, const CUmulticastObjectProp *prop"),
-    _custom("cuMulticastAddDevice", 12010, f"{_HANDLE} mcHandle, CUdevice dev"),
-    _custom(
-        "cuMulticastBindMem",
-        12010,
-        f"{_HANDLE} mcHandle, size_t mcOffset, {_HANDLE} memHandle, size_t memOffset, size_t size, unsigned long long flags",
-    ),
-    _custom(
-        "cuMulticastBindMem_v2",
-        13010,
-        f"{_HANDLE} mcHandle, CUdevice dev, size_t mcOffset, {_HANDLE} memHandle, size_t memOffset, size_t size, unsigned long long flags",
-    ),
-    _custom("cuMulticastBindAddr", 12010, f"{_HANDLE} mcHandle, size_t mcOffset, CUdeviceptr memptr, size_t size, unsigned long long flags"),
-    _custom(
-        "cuMulticastBindAddr_v2",
-        13010,
-        f"{_HANDLE} mcHandle, CUdevice dev, size_t mcOffset, CUdeviceptr memptr, size_t size, unsigned long long flags",
-    ),
-    _custom("cuMulticastUnbind", 12010, f"{_HANDLE} mcHandle, CUdevice dev, size_t mcOffset, size_t size"),
-    _custom(
-        "cuLogicalEndpointBindMem",
-        13030,
-        f"cuuint32_t leId, CUdevice dev, cuuint64_t offset, {_HANDLE} memHandle, cuuint64_t memOffset, cuuint64_t size, "
-        "unsigned long long flags",
-    ),
-    _custom(
-        "cuMemPoolExportToShareableHandle",
-        11020,
-        "void *handle_out, CUmemoryPool pool, CUmemAllocationHandleType handleType, unsigned long long flags",
-    ),
-    _custom(
-        "cuMemPoolImportFromShareableHandle",
-        11020,
-        "CUmemoryPool *pool_out, void *handle, CUmemAllocationHandleType handleType, unsigned long long flags",
-    ),
-    _custom("cuMemPoolExportPointer", 11020, "CUmemPoolPtrExportData *shareData_out, CUdeviceptr ptr"),
-    _custom("cuMemPoolImportPointer", 11020, "CUdeviceptr *ptr_out, CUmemoryPool pool, CUmemPoolPtrExportData *shareData"),
-    _custom("cuMemPoolDestroy", 11020, "CUmemoryPool pool"),
-    _custom("cuIpcGetEventHandle", 4010, "CUipcEventHandle *pHandle, CUevent event"),
-    _custom("cuIpcOpenEventHandle", 4010, "CUevent *phEvent, CUipcEventHandle handle"),
-    _custom("cuEventDestroy", 2000, "CUevent hEvent"),
-    _custom("cuEventDestroy_v2", 4000, "CUevent hEvent"),
-    _custom("cuImportExternalMemory", 10000, "CUexternalMemory *extMem_out, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *memHandleDesc"),
-    _custom("cuDestroyExternalMemory", 10000, "CUexternalMemory extMem"),
-    _custom(
-        "cuImportExternalSemaphore",
-        10000,
-        "CUexternalSemaphore *extSem_out, const CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC *semHandleDesc",
-    ),
-    _custom("cuDestroyExternalSemaphore", 10000, "CUexternalSemaphore extSem"),
-]
-
-_CONTEXTS = [
-    _custom("cuCtxCreate", 2000, "CUcontext *pctx, unsigned int flags, CUdevice dev"),
-    _custom("cuCtxCreate_v2", 3020, "CUcontext *pctx, unsigned int flags, CUdevice dev"),
-    _custom("cuCtxCreate_v3", 11040, "CUcontext *pctx, CUexecAffinityParam *paramsArray, int numParams, unsigned int flags, CUdevice dev"),
-    _custom("cuCtxCreate_v4", 12050, "CUcontext *pctx, CUctxCreateParams *ctxCreateParams, unsigned int flags, CUdevice dev"),
-    _custom("cuCtxDestroy", 2000, "CUcontext ctx"),
-    _custom("cuCtxDestroy_v2", 4000, "CUcontext ctx"),
-    _custom("cuDevicePrimaryCtxRetain", 7000, "CUcontext *pctx, CUdevice dev"),
-    _custom("cuDevicePrimaryCtxRelease", 7000, "CUdevice dev"),
-    _custom("cuDevicePrimaryCtxRelease_v2", 11000, "CUdevice dev"),
-    _custom("cuDevicePrimaryCtxReset", 7000, "CUdevice dev"),
-    _custom("cuDevicePrimaryCtxReset_v2", 11000, "CUdevice dev"),
-]
-
-# Loading code allocates and copies: it waits with the memory gate.
-_JIT = "CUjit_option *jitOptions, void **jitOptionsValues, unsigned int numJitOptions, "
-_LIBRARY = f"{_JIT}CUlibraryOption *libraryOptions, void **libraryOptionValues, unsigned int numLibraryOptions"
-_CODE = [
-    _gated("cuModuleLoad", 2000, "CUmodule *module, const char *fname"),
-    _gated("cuModuleLoadData", 2000, "CUmodule *module, const void *image"),
-    _gated(
-        "cuModuleLoadDataEx",
-        2010,
-        "CUmodule *module, const void *image, unsigned int numOptions, CUjit_option *options, void **optionValues",
-    ),
-    _gated("cuModuleLoadFatBinary", 2000, "CUmodule *module, const void *fatCubin"),
-    _gated("cuModuleUnload", 2000, "CUmodule hmod"),
-    _gated("cuLibraryLoadData", 12000, f"CUlibrary *library, const void *code, {_LIBRARY}"),
-    _gated("cuLibraryLoadFromFile", 12000, f"CUlibrary *library, const char *fileName, {_LIBRARY}"),
-    _gated("cuLibraryUnload", 12000, "CUlibrary library"),
-]
-
-_LOOKUP = [
-    _custom("cuInit", 2000, "unsigned int Flags", Class.QUERY),
-    _custom("cuGetProcAddress", 11030, "const char *symbol, void **pfn, int cudaVersion, cuuint64_t flags", Class.QUERY),
-    _custom(
-        "cuGetProcAddress_v2",
-        12000,
-        "const char *symbol, void **pfn, int cudaVersion, cuuint64_t flags, CUdriverProcAddressQueryResult *symbolStatus",
-        Class.QUERY,
-    ),
-]
-
-_OWN_USE = [
-    _real("cuDriverGetVersion", 2020, "int *driverVersion"),
-    _real("cuGetErrorName", 6000, "CUresult error, const char **pStr"),
-    _real("cuDeviceGet", 2000, "CUdevice *device, int ordinal"),
-    _real("cuDeviceGetCount", 2000, "int *count"),
-    _real("cuDeviceGetAttribute", 2000, "int *pi, CUdevice_attribute attrib, CUdevice dev"),
-    _real("cuDeviceGetUuid", 9020, "CUuuid *uuid, CUdevice dev"),
-    _real("cuDeviceGetUuid_v2", 11040, "CUuuid *uuid, CUdevice dev"),
-    _real("cuDeviceCanAccessPeer", 4000, "int *canAccessPeer, CUdevice dev, CUdevice peerDev"),
-    _real("cuDevicePrimaryCtxGetState", 7000, "CUdevice dev, unsigned int *flags, int *active"),
-    _real("cuCtxGetCurrent", 4000, "CUcontext *pctx"),
-    _real("cuCtxSetCurrent", 4000, "CUcontext ctx"),
-    _real("cuCtxPushCurrent_v2", 4000, "CUcontext ctx"),
-    _real("cuCtxPopCurrent_v2", 4000, "CUcontext *pctx"),
-    _real("cuCtxGetDevice", 2000, "CUdevice *device"),
-    _real("cuCtxSynchronize", 2000, ""),
-    _real("cuStreamCreate", 2000, "CUstream *phStream, unsigned int Flags"),
-    _real("cuStreamDestroy_v2", 4000, "CUstream hStream"),
-    _real("cuStreamSynchronize", 2000, "CUstream hStream"),
-    _real("cuStreamQuery", 2000, "CUstream hStream"),
-    _real("cuStreamGetCtx", 9020, "CUstream hStream, CUcontext *pctx"),
-    _real("cuStreamIsCapturing", 10000, "CUstream hStream, CUstreamCaptureStatus *captureStatus"),
-    _real("cuThreadExchangeStreamCaptureMode", 10010, "CUstreamCaptureMode *mode"),
-    _real("cuEventCreate", 2000, "CUevent *phEvent, unsigned int Flags"),
-    _real("cuEventRecord", 2000, "CUevent hEvent, CUstream hStream"),
-    _real("cuEventQuery", 2000, "CUevent hEvent"),
-    _real("cuEventSynchronize", 2000, "CUevent hEvent"),
-    _real(
-        "cuMemGetAllocationGranularity",
-        10020,
-        "size_t *granularity, const CUmemAllocationProp *prop, CUmemAllocationGranularity_flags option",
-    ),
-]
-
-_GROUPS = (
-    _LAUNCHES,
-    _COPIES,
-    _MEMSETS,
-    _OLD_COPIES,
-    _STREAM_WORK,
-    _HOST_FUNCTIONS,
-    _HOST_NODES,
-    _ALLOCATIONS,
-    _CUMEM,
-    _SHARING,
-    _UNCARRIED,
-    _CONTEXTS,
-    _CODE,
-    _LOOKUP,
-    _OWN_USE,
-)
-
-# Exported beside the table: the loader's own look-ups, in assembler (platform.h).
-LOADER_EXPORTS = ("dlsym", "dlvsym")
-
-# Not CUDA's: how a simulated driver makes itself known. Resolved where they exist.
-SIMULATOR_FUNCTIONS = (
-    replace(_real("simcudaVersion", 0, "")[0], returns="int"),
-    replace(_real("simcudaDriverVersionString", 0, "")[0], returns="const char *"),
-)
+def _rows(table: str) -> Iterator[Hook]:
+    """Yield the hooks of a table, each with its per-thread twin, in the table's order."""
+    cls, kind = Class.QUERY, Kind.REAL
+    for line in table.splitlines():
+        if not line or line.startswith("#"):
+            continue
+        if bracket := re.fullmatch(r"\[(\w+) (\w+)\]", line):
+            cls, kind = Class(bracket[1]), Kind(bracket[2])
+            continue
+        row = re.fullmatch(r"(\d+) +(?:-|(\d+)(ds|sz)) +(\w+)\((.*)\)(?: stream=(\S+))?", line)
+        if row is None:
+            raise ValueError(f"not a row of the hook table: {line}")
+        since, twin_since, twin, symbol, params, stream = row.groups()
+        variant = Variant.LEGACY if twin else Variant.ANY
+        hook = Hook(symbol, base_name(symbol), int(since), 0, variant, params, cls, kind, stream or _stream(params))
+        yield hook
+        if twin:
+            yield replace(hook, symbol=f"{symbol}_pt{twin}", since=int(twin_since), variant=Variant.PER_THREAD)
 
 
 def _with_until(hooks: list[Hook]) -> list[Hook]:
     """Fill in `until`: the version of the next ABI of the same name for the same default stream."""
 
-    def next_since(hook: Hook) -> int:
+    def later(hook: Hook) -> list[int]:
         per_thread = hook.variant is Variant.PER_THREAD
-        later = [
-            other.since
-            for other in hooks
-            if other.name == hook.name and other.since > hook.since and (other.variant is Variant.PER_THREAD) == per_thread
-        ]
-        return min(later, default=0)
+        same = [other for other in hooks if (other.variant is Variant.PER_THREAD) == per_thread]
+        return [other.since for other in same if other.name == hook.name and other.since > hook.since]
 
-    return [replace(hook, until=next_since(hook)) for hook in hooks]
+    return [replace(hook, until=min(later(hook), default=0)) for hook in hooks]
 
 
-HOOKS: tuple[Hook, ...] = tuple(
-    sorted(_with_until([hook for group in _GROUPS for family in group for hook in family]), key=lambda hook: hook.symbol)
-)
+HOOKS: tuple[Hook, ...] = tuple(sorted(_with_until(list(_rows(TABLE))), key=lambda hook: hook.symbol))
+"""The table, sorted by symbol."""

@@ -4,7 +4,7 @@
 Every function is `noexcept nogil`; module-level state is zero at start or stands in platform.h. The parts are included
 in the order in which they build on each other.
 """
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t  # no-cython-lint
 
 include "cuda_abi.pxi"
 include "util.pxi"

@@ -229,12 +229,13 @@ cdef void resolve_row(int row) noexcept nogil:
 cdef void resolve_by_version(int row) noexcept nogil:
     """Fill in a member that is no symbol of this driver, if cuGetProcAddress has it."""
     cdef void *found = NULL
-    cdef int since = gs_hook_rows[row].since
-    if real_pointer(row)[0] != NULL or gs_real.cuGetProcAddress_v2 == NULL or since > driver.version:
+    cdef const gs_hook_row *wanted = &gs_hook_rows[row]
+    cdef CUresult rc
+    if real_pointer(row)[0] != NULL or gs_real.cuGetProcAddress_v2 == NULL or wanted.since > driver.version:
         return
-    if gs_real.cuGetProcAddress_v2(gs_hook_rows[row].name, &found, since, gs_hook_rows[row].variant, NULL) == CUDA_SUCCESS:
-        if not gs_in_shim(found):
-            gs_store_pointer(real_pointer(row), found)
+    rc = gs_real.cuGetProcAddress_v2(wanted.name, &found, wanted.since, wanted.variant, NULL)
+    if rc == CUDA_SUCCESS and not gs_in_shim(found):
+        gs_store_pointer(real_pointer(row), found)
 
 
 cdef bint resolve_driver() noexcept nogil:
@@ -394,15 +395,16 @@ cdef int row_of_pointer(int first, const char *name, void *found) noexcept nogil
 
 cdef int row_of_version(int first, const char *name, int version, bint per_thread) noexcept nogil:
     """Return the row that `name` means at a version for a default stream, -1 if the table has none."""
-    cdef int place = first, row, wanted
+    cdef int place = first, wanted
+    cdef const gs_hook_row *row
     wanted = CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM if per_thread else CU_GET_PROC_ADDRESS_LEGACY_STREAM
     while place < GS_HOOK_COUNT:
-        row = gs_rows_by_name[place]
-        if strcmp(gs_hook_rows[row].name, name) != 0:
+        row = &gs_hook_rows[gs_rows_by_name[place]]
+        if strcmp(row.name, name) != 0:
             break
-        if gs_hook_rows[row].variant == 0 or gs_hook_rows[row].variant == wanted:
-            if gs_hook_rows[row].since <= version and (gs_hook_rows[row].until == 0 or version < gs_hook_rows[row].until):
-                return row
+        if row.variant == 0 or row.variant == wanted:
+            if row.since <= version and (row.until == 0 or version < row.until):
+                return gs_rows_by_name[place]
         place += 1
     return -1
 

@@ -56,10 +56,12 @@ cdef extern from "platform.h" nogil:
         SIG_SETMASK
         CLOCK_MONOTONIC
         PR_SET_NAME
-    int pthread_create(pthread_t *thread, const void *attributes, void *(*function)(void *) noexcept nogil, void *argument)
+    int pthread_create(pthread_t *thread, const void *attributes, void *(*function)(void *) noexcept nogil,
+                       void *argument)
     int pthread_detach(pthread_t thread)
     int pthread_sigmask(int how, const sigset_t *set, sigset_t *old)
-    int pthread_atfork(void (*prepare)() noexcept nogil, void (*parent)() noexcept nogil, void (*child)() noexcept nogil)
+    int pthread_atfork(void (*prepare)() noexcept nogil, void (*parent)() noexcept nogil,
+                       void (*child)() noexcept nogil)
     int sigfillset(sigset_t *set)
     int prctl(int option, ...)
     int clock_gettime(int clock, timespec *ts)
