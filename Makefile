@@ -51,7 +51,7 @@ bench: native
 lint: $(PACKAGES)
 	@$(PY) -m ruff check .
 	@$(PY) -m mypy --strict gpususpend chunkstore shim setup.py
-	@$(PY) -m cython_lint.cython_lint shim
+	@PATH="$$(dirname $(PY)):$$PATH" $(PY) -m cython_lint.cython_lint shim  # it starts pycodestyle by name
 	@$(PY) -m interrogate --quiet gpususpend chunkstore shim setup.py docs
 	@$(PY) -m shim.lint
 

@@ -143,6 +143,9 @@ def run_setup() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["build_native"]:
-        build_native(sys.argv[2:])
+        try:
+            build_native(sys.argv[2:])
+        except subprocess.CalledProcessError as error:
+            sys.exit(f"{error.cmd[0]} failed, see above")
     else:
         run_setup()

@@ -53,7 +53,7 @@ def phase_rows(record: dict[str, Any]) -> list[str]:
     samples: dict[tuple[str, str], list[tuple[float, int]]] = {}
     for cycle in record["cycles"]:
         for verb in ("suspend", "resume"):
-            for phase in cycle[verb]["report"]["phases"]:
+            for phase in (phase for group in cycle[verb]["report"]["groups"] for phase in group["phases"]):
                 sample = (phase["seconds"], phase.get("bytes") or 0)
                 samples.setdefault((verb, phase["name"]), []).append(sample)
             samples.setdefault((verb, "whole command"), []).append((cycle[verb]["seconds"], 0))

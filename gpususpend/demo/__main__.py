@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -13,9 +15,10 @@ from rich.console import Console
 from gpususpend.demo import results
 from gpususpend.demo.crew import CrewError, crew
 from gpususpend.demo.cycle import DemoError, Sizes, Tool, check, connect, one_cycle, step
-from gpususpend.demo.machine import SHIM, Machine, NoDriver, describe, find_machine
+from gpususpend.demo.machine import Machine, NoDriver, describe, find_machine
 
 MIB = 1 << 20
+STEPS_BEFORE = 3
 DEFAULT_MIB = {"sim": 64, "real": 4096}
 
 
@@ -29,21 +32,24 @@ def run(machine: Machine, ranks: int, mib: int, cycles: int, deadline_s: float) 
     result = results.header(["python", "-m", "gpususpend.demo", *sys.argv[1:]], describe(machine))
     sizes = Sizes.of(mib)
     before = machine.use()
-    environment = machine.environment()
-    with crew(ranks, environment, deadline_s) as workers:
+    with own_tool(machine) as tool, crew(ranks, tool.launcher, tool.environment, deadline_s) as workers:
         devices = connect(workers, sizes)
         result["ranks"] = [{"rank": rank, "device": device} for rank, device in enumerate(devices)]
-        result["rank_bytes"] = 4 * (10 * sizes.lane_words + sizes.ballast_words)
+        result["rank_bytes"] = sizes.rank_bytes
         say(f"{ranks} ranks, pids {workers.pids}, devices {devices}, {mib} MiB each, sharing by fd and by CUDA IPC")
-        for _ in range(3):
+        for _ in range(STEPS_BEFORE):
             step(workers)
-        say(f"3 steps through the peers' memory: {check(workers) / MIB:.0f} MiB compared, all right")
-        with tempfile.TemporaryDirectory(prefix="gpushare-demo-state-") as state:
-            # A state directory of the demo's own: nothing that the user has suspended is touched.
-            tool = Tool({**environment, "NVSNAP_GPU_SUSPEND_STATE_DIR": state}, machine.simulated)
-            result["cycles"] = [one_cycle(n, workers, tool, machine, before, say) for n in range(1, cycles + 1)]
+        say(f"{STEPS_BEFORE} steps through the peers' memory: {check(workers) / MIB:.0f} MiB compared, all right")
+        result["cycles"] = [one_cycle(n, workers, tool, machine, before, say) for n in range(1, cycles + 1)]
         workers.ask("finish")
     return result
+
+
+@contextmanager
+def own_tool(machine: Machine) -> Iterator[Tool]:
+    """Yield the tool with a state directory of its own: nothing that the user has suspended is touched."""
+    with tempfile.TemporaryDirectory(prefix="gpushare-demo-state-") as state:
+        yield Tool({**machine.environment(), "NVSNAP_GPU_SUSPEND_STATE_DIR": state}, machine.simulated)
 
 
 @click.command(epilog="Example: python -m gpususpend.demo --ranks 2 --mib 64 --cycles 3")
@@ -58,8 +64,6 @@ def main(ranks: int, mib: int | None, cycles: int, driver: str, deadline_s: floa
 
     Uses NVIDIA GPUs where there are any, else the simulated driver. Exits with 1 at the first wrong byte or command.
     """
-    if not SHIM.exists():
-        raise click.ClickException(f"{SHIM} is not built: run `make native`")
     try:
         with find_machine(driver, ranks, mib or DEFAULT_MIB["sim"]) as machine:
             kind = "sim" if machine.simulated else "real"

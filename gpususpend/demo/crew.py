@@ -6,7 +6,6 @@ or takes longer than the deadline.
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
@@ -16,7 +15,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from gpususpend.demo import wire
-from gpususpend.demo.machine import SHIM
 
 END_S = 10.0
 
@@ -26,10 +24,16 @@ class CrewError(Exception):
 
 
 class Crew:
-    """N rank processes and the channels to them."""
+    """N rank processes and the channels to them.
 
-    def __init__(self, ranks: int, environment: Mapping[str, str], deadline_s: float) -> None:
+    `launcher` is the command that starts another one with the shim preloaded and takes its place.
+    """
+
+    def __init__(
+        self, ranks: int, launcher: Sequence[str], environment: Mapping[str, str], deadline_s: float
+    ) -> None:
         self.ranks = ranks
+        self._launcher = launcher
         self.deadline_s = deadline_s
         self.processes: list[subprocess.Popen[bytes]] = []
         self._channels: list[socket.socket] = []
@@ -37,14 +41,14 @@ class Crew:
 
     def start(self) -> None:
         """Start the processes, with the shim preloaded."""
-        preload = os.pathsep.join(filter(None, [str(SHIM), self._environment.get("LD_PRELOAD")]))
         for rank in range(self.ranks):
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            command = [sys.executable, "-m", "gpususpend.demo.rank", str(theirs.fileno()), str(rank), str(self.ranks)]
+            fd = theirs.fileno()
+            program = [sys.executable, "-m", "gpususpend.demo.rank", str(fd), str(rank), str(self.ranks)]
             with theirs:
-                variables = {**self._environment, "LD_PRELOAD": preload}
-                fds = [theirs.fileno()]
-                process = subprocess.Popen(command, env=variables, pass_fds=fds, stdin=subprocess.DEVNULL)
+                process = subprocess.Popen(
+                    [*self._launcher, *program], env=self._environment, pass_fds=[fd], stdin=subprocess.DEVNULL
+                )
             self.processes.append(process)
             self._channels.append(ours)
 
@@ -104,9 +108,11 @@ class Crew:
 
 
 @contextmanager
-def crew(ranks: int, environment: Mapping[str, str], deadline_s: float) -> Iterator[Crew]:
+def crew(
+    ranks: int, launcher: Sequence[str], environment: Mapping[str, str], deadline_s: float
+) -> Iterator[Crew]:
     """Run `ranks` rank processes; whatever happens, none is left."""
-    started = Crew(ranks, environment, deadline_s)
+    started = Crew(ranks, launcher, environment, deadline_s)
     try:
         started.start()
         yield started

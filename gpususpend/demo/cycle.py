@@ -45,6 +45,12 @@ class Sizes:
         return cls(lane, words - 10 * lane)
 
 
+    @property
+    def rank_bytes(self) -> int:
+        """The bytes of one rank; its small allocations are not counted."""
+        return 4 * (10 * self.lane_words + self.ballast_words)
+
+
 @dataclass(frozen=True)
 class Command:
     """One run of the tool: what it took as seen from outside, and its own report."""
@@ -57,17 +63,25 @@ class Tool:
     """Runs ``nvsnap-gpu-suspend`` as a user would."""
 
     def __init__(self, environment: dict[str, str], simulated: bool) -> None:
-        self._environment = environment
+        self.environment = environment
         self._arguments = ["--driver", "sim"] if simulated else []
+
+    @property
+    def launcher(self) -> list[str]:
+        """The command that starts another one with the shim preloaded."""
+        return [*self._command("run"), "--"]
+
+    def _command(self, verb: str) -> list[str]:
+        return [sys.executable, "-m", "gpususpend", verb, *self._arguments]
 
     def run(self, verb: str, pids: list[int]) -> Command:
         """Run one verb on `pids`. Raises DemoError with the tool's words unless it succeeds in time."""
-        command = [sys.executable, "-m", "gpususpend", verb, *self._arguments, "--json", *map(str, pids)]
+        command = [*self._command(verb), "--json", *map(str, pids)]
         start = time.monotonic()
         try:
             done = subprocess.run(
                 command,
-                env=self._environment,
+                env=self.environment,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,

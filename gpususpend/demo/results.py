@@ -57,12 +57,16 @@ def header(command: list[str], machine: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def phases(report: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the phases of a command's report, which here is always about one group."""
+    return [phase for group in report["groups"] for phase in group["phases"]]
+
+
 def rates(cycle: dict[str, Any]) -> list[tuple[str, str, float, int | None]]:
     """Return the rows of a cycle: command, phase, seconds, and bytes where the phase moves any."""
     rows: list[tuple[str, str, float, int | None]] = []
     for verb in ("suspend", "resume"):
-        report = cycle[verb]["report"]
-        for phase in report["phases"]:
+        for phase in phases(cycle[verb]["report"]):
             rows.append((verb, phase["name"], phase["seconds"], phase.get("bytes")))
         rows.append((verb, "whole command", cycle[verb]["seconds"], None))
     return rows

@@ -30,14 +30,19 @@ def generate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
+def report(phase: dict[str, Any]) -> dict[str, Any]:
+    """Return a command's report with one phase."""
+    return {"groups": [{"phases": [phase]}]}
+
+
 def record(**changes: Any) -> dict[str, Any]:
     """Return a recorded run of two cycles on one GPU."""
     release = {"name": "release", "bytes": 8 * 10**9}
     cycles = [
         {
             "cycle": number,
-            "suspend": {"seconds": 1.0, "report": {"phases": [{**release, "seconds": seconds}]}},
-            "resume": {"seconds": 2.0, "report": {"phases": [{"name": "unlock", "seconds": 0.002}]}},
+            "suspend": {"seconds": 1.0, "report": report({**release, "seconds": seconds})},
+            "resume": {"seconds": 2.0, "report": report({"name": "unlock", "bytes": 0, "seconds": 0.002})},
             "suspended": {"unreturned_bytes": number << 20},
             "checked_bytes": 10**9,
             "steps": 5,
