@@ -91,11 +91,11 @@ def named_pids(targets: Targets) -> set[int]:
     return {*targets.pids, *targets.trees, *(process.pid for process in below)}
 
 
-def living(context: Context, record: Record) -> tuple[Record, list[int]]:
-    """Return the record with its members as they live now, and the pids of those that are gone."""
-    now = {member.pid: still_there(member) for member in record.members}
-    gone = [pid for pid, member in now.items() if member is None]
-    return replace(record, members=[member for member in now.values() if member is not None]), gone
+def living(record: Record) -> tuple[Record, list[Member]]:
+    """Return the record with its members as they live now, and the members that are gone."""
+    now = [(member, still_there(member)) for member in record.members]
+    gone = [member for member, found in now if found is None]
+    return replace(record, members=[found for _, found in now if found is not None]), gone
 
 
 def unrecorded(context: Context, targets: Targets) -> list[Found]:

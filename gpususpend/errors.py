@@ -98,6 +98,13 @@ class NoSuchProcess(Refused):
     template = "pid {pid}: no such process"
 
 
+class NothingFound(Refused):
+    """There is nothing for the command to work on."""
+
+    code = "nothing-found"
+    template = "{what}; nothing to do"
+
+
 class ThreadId(Refused):
     """The number is a thread's, not a process's."""
 
@@ -318,6 +325,15 @@ class StepFailed(GpushareError):
 
     code = "step-failed"
     template = "{step} failed on pid {pid}: {detail}"
+
+
+class GroupGone(GpushareError):
+    """No process of a suspended group lives any more."""
+
+    exit_code = ExitCode.LOST
+    code = "group-gone"
+    next_action = "cold-start"
+    template = "no process of group {group} lives any more (pid {pids}); its record was dropped"
 
 
 class RankDied(StepFailed):

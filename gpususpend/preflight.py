@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpususpend import control, errors, phases, processes
@@ -17,6 +17,7 @@ from gpususpend.deadline import Deadline
 from gpususpend.defaults import OLDEST_DRIVER, Limits
 from gpususpend.discover import Found
 from gpususpend.group import Group, Rank
+from gpususpend.tools import Usage
 
 # What to do about each kind that is not carried, as the shims name them.
 WAYS_OUT = {
@@ -69,7 +70,7 @@ def check_driver_version(version: str, simulated: bool, needed: int = OLDEST_DRI
         raise errors.DriverTooOld(version=version or "of unknown version", feature=feature, needed=needed)
 
 
-def check_phases(found: Sequence[Found], group: Group, limits: Limits) -> None:
+def check_phases(group: Group, limits: Limits) -> None:
     """Refuse a shim that an earlier command left half-way."""
     for rank in group:
         phase = rank.status(Deadline(limits.request_s)).text("phase")
@@ -180,10 +181,25 @@ def _possible_partners(one: Found, group: Group, limits: Limits, is_cuda: Callab
     return sorted(partners)
 
 
-def total(plans: Iterable[Plan]) -> dict[str, int]:
-    """Return the bytes by GPU over all ranks."""
+def total(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Return the sums by GPU."""
     result: dict[str, int] = {}
-    for plan in plans:
-        for uuid, count in plan.device_bytes.items():
+    for part in parts:
+        for uuid, count in part.items():
             result[uuid] = result.get(uuid, 0) + count
     return result
+
+
+def check_room(need: Mapping[str, int], usage: Mapping[str, Usage], moved: Mapping[str, str]) -> None:
+    """Refuse a resume for which a GPU lacks room: after a restore that failed for memory no other ever succeeds.
+
+    `moved` maps a GPU's UUID at the suspend to the one that takes its place.
+    """
+    for uuid, count in need.items():
+        place = moved.get(uuid, uuid)
+        if place not in usage:
+            raise errors.GpuMapMismatch(detail=f"GPU {place} is not in this machine; give a map with --gpu-map")
+        free = usage[place].total_bytes - usage[place].used_bytes
+        if free < count:
+            users = list(usage[place].pids) or "(not known)"
+            raise errors.NoGpuRoom(uuid=place, free=free, need=count, users=users)

@@ -156,22 +156,18 @@ def _group_lines(group: GroupReport) -> list[str]:
     lines = [f"group {group.id or '-'}: {group.state}" + (f" ({group.note})" if group.note else "")]
     if group.ranks:
         heads = ("PID", "COMMAND", "KIND", "STATE", "PHASE", "LEASE", "CARRIED", "HOST")
-        lines += table(
-            [
-                (r.pid, r.comm, r.kind, r.state, r.phase, r.lease, readable_bytes(r.bytes), readable_bytes(r.host_bytes))
-                for r in group.ranks
-            ],
-            heads,
-        )
+        rows = [
+            (r.pid, r.comm, r.kind, r.state, r.phase, r.lease, readable_bytes(r.bytes), readable_bytes(r.host_bytes))
+            for r in group.ranks
+        ]
+        lines += table(rows, heads)
     if group.phases:
         lines.append("")
-        lines += table(
-            [
-                (p.name, f"{p.seconds:.3f}", readable_bytes(p.bytes) if p.bytes else "-", rate(p.bytes, p.seconds) or "-")
-                for p in group.phases
-            ],
-            ("STEP", "SECONDS", "BYTES", "RATE"),
-        )
+        steps = [
+            (p.name, f"{p.seconds:.3f}", readable_bytes(p.bytes) if p.bytes else "-", rate(p.bytes, p.seconds) or "-")
+            for p in group.phases
+        ]
+        lines += table(steps, ("STEP", "SECONDS", "BYTES", "RATE"))
     if group.usage:
         lines.append("")
         lines += table(

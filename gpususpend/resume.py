@@ -31,8 +31,9 @@ def resume(session: Session, gpu_pairs: GpuPairs = ()) -> None:
     StateUnknown if a driver call does not return.
     """
     session.note(stage=Stage.RESUMING, error="")
+    dead = [errors.RankDied(step="suspended", pid=member.pid, comm=member.comm) for member in session.gone]
     try:
-        dead = bring_back_survivors(session, gpu_pairs)
+        dead += bring_back_survivors(session, gpu_pairs)
     except errors.Refused:
         session.note(stage=Stage.SUSPENDED)
         raise
@@ -47,7 +48,7 @@ def died(session: Session, dead: list[errors.RankDied]) -> errors.Lost:
     """Return the outcome where processes died and the others run again."""
     lost = sorted({pid for death in dead for pid in _pids(death)})
     return errors.Lost(
-        cause=dead[0], lost=lost, count_lost=len(lost), count=len(session.record.members),
+        cause=dead[0], lost=lost, count_lost=len(lost), count=len(session.group.members) + len(lost),
         detail=f"The other {len(session.group.members)} run again",
     )  # fmt: skip
 

@@ -23,7 +23,7 @@ from gpususpend.holder import Holder, HoldTarget
 from gpususpend.interrupt import Interrupts
 from gpususpend.journal import Journal, Member, PendingCall, Record
 from gpususpend.phases import PhaseTime
-from gpususpend.preflight import Plan
+from gpususpend.preflight import Plan, total
 from gpususpend.progress import Progress
 from gpususpend.statedir import StateDir
 from gpususpend.tools import Tools
@@ -83,6 +83,7 @@ class Session:
         self.record = record
         self.times: list[PhaseTime] = []
         self.usage: dict[str, tuple[int, int]] = {}  # bytes used on each GPU before and after the suspend
+        self.gone: list[Member] = []  # of the record, ended before this command began
         self.interruptible = False
         self.changed = False
         self.driver_used = False
@@ -166,11 +167,7 @@ class Session:
     @property
     def carried(self) -> dict[str, int]:
         """Return by GPU what the shims re-create at load."""
-        result: dict[str, int] = {}
-        for member in self.group.members:
-            for uuid, count in member.device_bytes.items():
-                result[uuid] = result.get(uuid, 0) + count
-        return result
+        return total(member.device_bytes for member in self.group.members)
 
     def learn(self, plans: Mapping[int, Plan]) -> None:
         """Take what the shims plan to save into the record."""

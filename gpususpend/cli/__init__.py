@@ -1,0 +1,73 @@
+"""The command line: one file a command.
+
+Owns option parsing, output and exit status.  Each command is loaded only when it is called: `status` stays light.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+from gpususpend import __version__, errors
+from gpususpend.cli import output
+from gpususpend.defaults import COMMAND
+
+COMMANDS = ("suspend", "resume", "stop", "status", "gpus", "recover", "run", "env")
+
+
+class Commands(click.Group):
+    """The group of commands, each in the module of its name."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in the order of use."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Load one command."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"gpususpend.cli.{cmd_name}")
+        command: click.Command = module.command
+        return command
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name=COMMAND)
+def group() -> None:
+    """Suspend and resume processes that share GPU memory.
+
+    \b
+    Example:
+      nvsnap-gpu-suspend run -- python server.py &
+      nvsnap-gpu-suspend suspend --tree $!
+      nvsnap-gpu-suspend resume --tree $!
+    """
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit."""
+    words = sys.argv[1:] if arguments is None else arguments
+    try:
+        status = group.main(args=words, prog_name=COMMAND, standalone_mode=False)
+    except click.exceptions.Exit as leaving:
+        status = leaving.exit_code
+    except click.ClickException as problem:
+        status = _malformed(problem, words)
+    except click.Abort:
+        status = int(errors.ExitCode.INTERRUPTED)
+    except BrokenPipeError:
+        # Whoever read the output has gone; the work itself is done.
+        status = 0
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _malformed(problem: click.ClickException, words: list[str]) -> int:
+    """Report malformed arguments, as JSON too where that was asked for."""
+    name = next((word for word in words if not word.startswith("-")), "")
+    error = errors.UsageError(what=problem.format_message())
+    if "--json" in words:
+        return output.finish_error(name, error, as_json=True)
+    problem.show()
+    return int(error.exit_code)

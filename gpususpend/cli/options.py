@@ -1,0 +1,120 @@
+"""Options that several commands share, and the context that they make.
+
+Owns names, help and defaults of these options.  Must not know what the commands do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import click
+
+from gpususpend import errors
+from gpususpend.defaults import LIMITS, limits_with, state_directory
+from gpususpend.discover import Targets, parse_pids
+from gpususpend.interrupt import Interrupts
+from gpususpend.progress import Progress
+from gpususpend.report import Report
+from gpususpend.session import Context
+from gpususpend.statedir import StateDir
+from gpususpend.tools import Tools
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
+state_dir_option = click.option(
+    "--state-dir",
+    envvar="NVSNAP_GPU_SUSPEND_STATE_DIR",
+    metavar="DIR",
+    help="State directory; must be yours alone (mode 0700).  [default: /tmp/nvsnap-gpu-suspend, with -UID for ordinary"
+    " users]",
+)
+driver_option = click.option(
+    "--driver",
+    type=click.Choice(["nvidia", "sim"]),
+    default="nvidia",
+    show_default=True,
+    envvar="NVSNAP_GPU_SUSPEND_DRIVER",
+    help="Driver that the processes run on; `sim` is the simulated one.",
+)
+quiet_option = click.option("--quiet", "-q", is_flag=True, help="Show no progress.")
+timeout_option = click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=LIMITS.timeout_s,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time limit for quiesce, and for the driver's lock.",
+)
+copy_timeout_option = click.option(
+    "--copy-timeout",
+    "copy_timeout_s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=LIMITS.copy_timeout_s,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time limit for release and for load.",
+)
+checkpoint_timeout_option = click.option(
+    "--checkpoint-timeout",
+    "checkpoint_timeout_s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=LIMITS.checkpoint_timeout_s,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time limit for the driver's checkpoint, and for its restore.",
+)
+
+
+def targets_options(function: F) -> F:
+    """Add PID..., --tree and --all; the command gets them as `targets`."""
+
+    @click.argument("pids", nargs=-1, metavar="[PID]...")
+    @click.option("--tree", "trees", multiple=True, metavar="PID", help="This process and all below it; repeatable.")
+    @click.option("--all", "everything", is_flag=True, help="Every process of yours that runs under the shim here.")
+    @functools.wraps(function)
+    def wrapped(*, pids: tuple[str, ...], trees: tuple[str, ...], everything: bool, **rest: Any) -> Any:
+        return function(words=(pids, trees, everything), **rest)
+
+    return wrapped  # type: ignore[return-value]
+
+
+def common_options(function: F) -> F:
+    """Add the options that every command on processes has."""
+    for option in (json_option, state_dir_option, driver_option, quiet_option):
+        function = option(function)
+    return function
+
+
+Words = tuple[tuple[str, ...], tuple[str, ...], bool]
+
+
+def parse_targets(words: Words, default_all: bool = False) -> Targets:
+    """Return the targets that were named.  Raises NotANumber, NoTarget, UsageError."""
+    pids, trees, everything = words
+    targets = Targets(parse_pids(pids), parse_pids(trees), everything)
+    if everything and (pids or trees):
+        raise errors.UsageError(what="--all names every process; give no process ids beside it")
+    if not targets:
+        if not default_all:
+            raise errors.NoTarget()
+        return Targets(everything=True)
+    return targets
+
+
+@contextlib.contextmanager
+def working(
+    report: Report, state_dir: str | None, quiet: bool, limits: Mapping[str, float] | None = None
+) -> Iterator[Context]:
+    """Open the state directory and yield the command's context; its warnings go into the report."""
+    path = state_dir or state_directory()
+    with StateDir.open(path) as directory, Interrupts() as interrupts:
+        context = Context(
+            directory, Tools(path, report.simulated), Progress(quiet=quiet), interrupts, report.simulated,
+            limits_with(**(limits or {})), report.warnings,
+        )  # fmt: skip
+        yield context

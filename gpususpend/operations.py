@@ -1,0 +1,221 @@
+"""The commands as calls: what each does from the user's words to its report.
+
+Owns the sequence look up, refuse, claim, work, report of suspend, resume, stop and recover.  Must not know option
+parsing or output; the steps themselves are in suspend.py, resume.py and recover.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from gpususpend import claims, discover, errors, preflight, processes, recover, resume, suspend
+from gpususpend.deadline import Deadline
+from gpususpend.discover import Found, Targets
+from gpususpend.driver import DriverState, GpuPairs
+from gpususpend.group import Group, group_of
+from gpususpend.journal import Record, Stage
+from gpususpend.recover import Goal
+from gpususpend.report import GroupReport, Report
+from gpususpend.session import Context, Session
+from gpususpend.status import group_report
+
+
+def suspend_targets(context: Context, targets: Targets, allow_unshimmed: bool, report: Report) -> None:
+    """Suspend what the targets name, as one group.  Raises errors; `report` holds what is known either way."""
+    found = discover.examine_all(targets, context.warn)
+    if targets.everything:
+        found = _without_suspended(context, found)
+    with contextlib.ExitStack() as stack:
+        if not found:
+            _nothing_left(context, targets, report)
+            return
+        record = claims.check_free(context.journal, [one.pid for one in found])
+        if record is not None:
+            report.already = True
+            report.groups.append(group_report(context, record))
+            return
+        session = stack.enter_context(_prepared(context, found, allow_unshimmed))
+        stack.enter_context(_reporting(context, session, report))
+        record = stack.enter_context(
+            claims.claimed(context, session.group.members, session.driver.version().driver)
+        )
+        session.record = record
+        suspend.suspend(session)
+
+
+def _without_suspended(context: Context, found: list[Found]) -> list[Found]:
+    """Return what --all found, less the groups that are suspended already."""
+    down = {
+        pid
+        for record in claims.overlapping(context.journal, [one.pid for one in found])
+        if record.stage is Stage.SUSPENDED
+        for pid in record.pids
+    }
+    return [one for one in found if one.pid not in down]
+
+
+def _nothing_left(context: Context, targets: Targets, report: Report) -> None:
+    """Answer where --all finds nothing that runs: groups that are suspended already, or nothing at all."""
+    records = [record for record in context.journal.records() if record.stage is Stage.SUSPENDED]
+    if not records:
+        raise errors.NothingFound(what="no process with the shim runs here")
+    report.already = True
+    report.groups += [group_report(context, record) for record in records]
+
+
+@contextlib.contextmanager
+def _prepared(context: Context, found: list[Found], allow_unshimmed: bool) -> Iterator[Session]:
+    """Make the session of a suspend after all refusals; nothing has changed when it is yielded."""
+    if not any(one.hello is not None or one.cuda for one in found):
+        raise errors.NothingFound(what="none of the named processes uses CUDA")
+    preflight.check_driver_kind(found, context.simulated)
+    for one in found:
+        if one.hello is not None:
+            preflight.check_driver_version(one.hello.text("driver"), context.simulated)
+    group = _group(found)
+    blank = Record("", Stage.SUSPENDING, "preflight", "", context.simulated, "", group.members)
+    session = Session(context, group, blank)
+    try:
+        preflight.check_phases(group, context.limits)
+        preflight.check_sharing(group, context.limits)
+        preflight.check_uncarried(group, context.limits)
+        settled = preflight.check_unshimmed(found, allow_unshimmed, group, context.limits, session.is_cuda)
+        session.group.others = _group(settled).others
+        preflight.check_driver_version(session.driver.version().driver, context.simulated)
+        session.holder.check(session.targets(everybody=True), Deadline(context.limits.threads_s))
+        preflight.check_memory(session.group, context.tools, context.limits)
+        yield session
+    finally:
+        session.close()
+
+
+def _group(found: list[Found]) -> Group:
+    return group_of([one.member() for one in found])
+
+
+@contextlib.contextmanager
+def _reporting(context: Context, session: Session, report: Report) -> Iterator[None]:
+    """Put the group as it is at the end into the report, whatever the end is."""
+    try:
+        yield
+    finally:
+        report.groups.append(session_report(context, session))
+
+
+def session_report(context: Context, session: Session) -> GroupReport:
+    """Return the report of a group that was worked on."""
+    group = group_report(context, session.record)
+    group.phases = session.times
+    group.usage = session.usage
+    return group
+
+
+# --- resume
+
+
+def resume_targets(context: Context, targets: Targets, gpu_map: str | None, report: Report) -> None:
+    """Resume every group that the targets touch; one that runs already is left alone."""
+    _each_group(context, targets, report, lambda session: _resume(context, session, gpu_map))
+
+
+def _resume(context: Context, session: Session, gpu_map: str | None) -> None:
+    session.record = recover.settle_calls(context, session.record)
+    session.driver_used = True
+    pairs: GpuPairs = []
+    if gpu_map is not None:
+        session.driver.require_map()
+        pairs = context.tools.pairs(gpu_map, session.driver)
+        for old, new in pairs:
+            context.progress.say(f"GPU {old} becomes {new}")
+    states = session.states()
+    if states and all(state == DriverState.CHECKPOINTED for state in states.values()):
+        preflight.check_room(needed(session.record), context.tools.usage(session.driver), dict(pairs))
+    resume.resume(session, pairs)
+
+
+def needed(record: Record) -> dict[str, int]:
+    """Return the bytes by GPU that a restore needs: what came free, or at least what the shims carry."""
+    need = dict(record.room_bytes)
+    for uuid, count in preflight.total(member.device_bytes for member in record.members).items():
+        need[uuid] = max(need.get(uuid, 0), count)
+    return need
+
+
+def _each_group(context: Context, targets: Targets, report: Report, work: Callable[[Session], None]) -> None:
+    """Run `work` on every group that the targets touch; the first error is raised after all were tried."""
+    records, others = claims.named_records(context, targets)
+    stray = claims.unrecorded(context, targets)
+    if stray:
+        records.append(claims.adopted(context, stray))
+        others = [pid for pid in others if pid not in records[-1].pids]
+    if not records:
+        for pid in others:
+            if pid in targets.pids or pid in targets.trees:
+                processes.read_process(pid)
+        report.already = True
+        return
+    failures = []
+    for record in records:
+        try:
+            _one_group(context, record, report, work)
+        except errors.GpushareError as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
+
+
+def _one_group(context: Context, record: Record, report: Report, work: Callable[[Session], None]) -> None:
+    try:
+        with claims.taken(context, record) as now, contextlib.ExitStack() as stack:
+            now, gone = claims.living(now)
+            if not now.members:
+                context.tools.end_holders(now, Deadline(context.limits.threads_s), context.warn)
+                context.journal.remove(now)
+                raise errors.GroupGone(pids=[member.pid for member in gone], pid=gone[0].pid, group=now.id)
+            session = Session(context, claims.runtime(now), now)
+            session.gone = gone
+            stack.callback(session.close)
+            stack.enter_context(_reporting(context, session, report))
+            work(session)
+    except FileNotFoundError:
+        report.already = True  # another command has finished with the group in between
+
+
+# --- stop
+
+
+def stop_targets(context: Context, targets: Targets, report: Report) -> None:
+    """End the holders of suspended groups: the threads run, the gates hold, a dump can be taken."""
+    records, others = claims.named_records(context, targets)
+    if not records or (others and not targets.trees):
+        raise errors.NotSuspended(pid=others or "(none named)")
+    changed = False
+    for record in records:
+        with claims.taken(context, record) as now:
+            if now.stage is not Stage.SUSPENDED:
+                raise errors.NeedsRecover(pid=now.members[0].pid, phase=f"{now.stage.value}: {now.step}")
+            changed |= context.tools.end_holders(now, Deadline(context.limits.threads_s), context.warn)
+            now = context.journal.update(now, holder=None, frozen=False)
+            report.groups.append(group_report(context, now))
+    report.already = not changed
+
+
+# --- recover
+
+
+def recover_targets(context: Context, targets: Targets, goal: Goal, report: Report) -> None:
+    """Bring every group that the targets touch to running or to suspended."""
+    again: list[tuple[int, ...]] = []
+    reached: list[bool] = []
+
+    def work(session: Session) -> None:
+        session.record = recover.settle_calls(context, session.record)
+        before = session.record
+        if not recover.recover(session, goal):
+            again.append(tuple(before.pids))
+        reached.append(session.record != before or not session.times)
+
+    _each_group(context, targets, report, work)
+    for pids in again:
+        suspend_targets(context, Targets(pids), allow_unshimmed=True, report=report)

@@ -1,0 +1,121 @@
+"""What state groups and processes are in, from records, /proc and the shims: no driver is asked, nothing is changed.
+
+Owns the look at groups that every command's report ends with.  Must stay light: `status` is called by probes.
+"""
+
+from __future__ import annotations
+
+from gpususpend import claims, discover, errors, phases, processes
+from gpususpend.control import Reply
+from gpususpend.deadline import Deadline
+from gpususpend.discover import Targets
+from gpususpend.group import Rank, still_there
+from gpususpend.journal import Kind, Member, Record, Stage
+from gpususpend.report import GroupReport, RankReport, Report
+from gpususpend.session import Context
+
+STATUS_S = 2.0
+
+
+def status_targets(context: Context, targets: Targets, report: Report) -> None:
+    """Report every group that the targets touch, and the shims that are in none."""
+    records, others = claims.named_records(context, targets)
+    report.groups += [group_report(context, record) for record in records]
+    grouped = {pid for record in records for pid in record.pids}
+    loose = []
+    for process in _loose(context, targets, grouped, others):
+        try:
+            found = discover.examine(process)
+        except errors.Refused as refusal:
+            if process.pid in targets.pids:
+                raise
+            context.warn(str(refusal))
+            continue
+        loose.append(found.member())
+    if loose:
+        ranks = _look(loose)
+        halfway = [rank.pid for rank in ranks if rank.phase not in ("running", "-")]
+        note = "left half-way by a command whose record is gone; run recover" if halfway else ""
+        report.groups.append(GroupReport("half-way" if halfway else "running", ranks, note=note))
+
+
+def _loose(context: Context, targets: Targets, grouped: set[int], others: list[int]) -> list[processes.Process]:
+    if targets.everything:
+        return [p for p in discover.select(targets, context.warn) if p.pid not in grouped]
+    found = []
+    for pid in others:
+        try:
+            found.append(processes.read_process(pid))
+        except errors.NoSuchProcess:
+            if pid in targets.pids or pid in targets.trees:
+                raise
+    return found
+
+
+def group_report(context: Context, record: Record) -> GroupReport:
+    """Return a recorded group as it is now."""
+    try:
+        record = context.journal.read(record.id)
+    except (FileNotFoundError, ValueError):
+        ranks = _look(record.members)  # done: the record is gone
+        state = "not running" if _idle(ranks) else "running"
+        return GroupReport(state, ranks, id=record.id or None, not_running=_idle(ranks))
+    ranks = _look(record.members, record.stage)
+    kept = [holder for holder in context.tools.holders_of(record) if holder.alive()]
+    group = GroupReport(
+        record.stage.value, ranks, id=record.id, step=record.step, holder=kept[0].pid if kept else None,
+        not_running=_idle(ranks),
+    )  # fmt: skip
+    if record.calls:
+        calls = ", ".join(f"{call.call} on pid {call.pid} in process {call.driver_pid}" for call in record.calls)
+        group.note = f"driver calls have not returned: {calls}; run recover"
+    elif record.stage is Stage.SUSPENDED and record.frozen and not kept:
+        group.note = "the holder is gone: threads run, the gates hold; run recover"
+    elif record.stage is Stage.SUSPENDED and not record.frozen:
+        group.note = "stopped: no holder, ready for a dump; resume brings it back"
+    elif record.stage is not Stage.SUSPENDED:
+        group.note = _halfway(context, record)
+    return group
+
+
+def _halfway(context: Context, record: Record) -> str:
+    try:
+        with context.journal.held(record.id):
+            pass
+    except errors.Busy as busy:
+        return f"a command (pid {busy.facts['pid']}) is at work"
+    text = f"cut off in {record.step}; run recover"
+    return f"{text}: {record.error}" if record.error else text
+
+
+def _idle(ranks: list[RankReport]) -> int:
+    return sum(rank.state != "running" for rank in ranks)
+
+
+def _look(members: list[Member], stage: Stage | None = None) -> list[RankReport]:
+    """Ask all shims at once; each member becomes one row."""
+    shimmed = [Rank(member) for member in members if member.kind is Kind.SHIMMED]
+    deadline = Deadline(STATUS_S)
+    slots = phases.parallel(shimmed, lambda rank: rank.status(deadline))
+    answers = {slot.rank.pid: slot.values[0] if slot.values else None for slot in slots}
+    for rank in shimmed:
+        rank.client.close()
+    return [_row(member, answers.get(member.pid), stage) for member in members]
+
+
+def _row(member: Member, reply: Reply | None, stage: Stage | None) -> RankReport:
+    row = RankReport(
+        member.pid, member.inner_pid, member.comm, member.kind.value, "unknown",
+        bytes=member.arena_bytes, host_bytes=member.host_bytes,
+    )  # fmt: skip
+    if reply is not None:
+        row.phase, row.lease, row.busy = reply.text("phase"), reply.text("lease", "-"), reply.text("busy", "-")
+        row.bytes = reply.number("carried_bytes", row.bytes)
+        row.state = "running" if row.phase == "running" else "suspended" if row.phase == "sealed" else row.phase
+    elif still_there(member) is None:
+        row.state = "dead"
+    elif member.kind is Kind.SHIMMED:
+        row.phase, row.state = "no answer", "no answer"
+    else:
+        row.state = "suspended" if stage is Stage.SUSPENDED else "running"
+    return row
