@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-SIMCUDA = ROOT / "gpususpend" / "simcuda" / "libcuda.so.1"
+SIMCUDA = Path(os.environ.get("GPUSHARE_SIMCUDA", ROOT / "gpususpend" / "simcuda" / "libcuda.so.1"))
 SHIM = ROOT / "gpususpend" / "libnvsnap_gpushare.so"
 
 SCRUBBED = ("LD_PRELOAD", "CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM", "SIMCUDA_INJECT", "SIMCUDA_TRACE")

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 from cuda.bindings import driver as cu
 
 from tests.programs.calls.base import Result, ask, ask_raw, command
+
+IPC_BYTES = 64
+
+
+def opaque(handle: Any) -> str:
+    """Return an IPC handle's bytes; cuda-bindings shows them as a field in some versions only."""
+    return ctypes.string_at(handle.getPtr(), IPC_BYTES).hex()
 
 
 @command
@@ -80,14 +88,14 @@ def pointer_attributes(names: list[str], address: int) -> Result:
 def ipc_get(address: int) -> Result:
     """Return the IPC handle of an allocation as hexadecimal digits."""
     answer = ask_raw("cuIpcGetMemHandle", address)
-    return Result(answer.code, answer.value and bytes(answer.value.reserved).hex())
+    return Result(answer.code, answer.value and opaque(answer.value))
 
 
 @command
 def ipc_open(handle: str, flags: int = 1) -> Result:
     """Open an IPC handle; return the address."""
     wanted = cu.CUipcMemHandle()
-    wanted.reserved = bytes.fromhex(handle)
+    ctypes.memmove(wanted.getPtr(), bytes.fromhex(handle), IPC_BYTES)
     return ask("cuIpcOpenMemHandle", wanted, flags)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from cuda.bindings import driver as cu
 
 from tests.programs.calls.base import MISSING, Result, ask, ask_raw, command, is_simulated, need
+from tests.programs.calls.memory import opaque
 from tests.programs.calls.vmm import location
 
 
@@ -86,7 +87,7 @@ def pool_destroy(pool: int) -> Result:
 def event_ipc_get(event: int) -> Result:
     """Return the IPC handle of an event as hexadecimal digits."""
     answer = ask_raw("cuIpcGetEventHandle", event)
-    return Result(answer.code, answer.value and bytes(answer.value.reserved).hex())
+    return Result(answer.code, answer.value and opaque(answer.value))
 
 
 @command
