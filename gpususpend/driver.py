@@ -192,7 +192,7 @@ class DriverProcess:
         if not result.finished:
             raise errors.NoDriver(detail=f"cuInit did not return within {deadline.seconds} s")
         if result.code == driver_process.NOT_CALLED:
-            raise errors.NoDriver(detail=f"libcuda.so.1 cannot be loaded ({result.name})")
+            raise errors.NoDriver(detail=f"it cannot be loaded: {result.name}")
         if result.code:
             raise errors.NoDriver(detail=f"cuInit answers {result.code} {result.name}")
         self._version = DriverVersion(value["driver"], value["cuda"], value["simulated"])

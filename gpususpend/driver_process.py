@@ -14,6 +14,7 @@ import ctypes
 import json
 import os
 import re
+import signal
 import threading
 import time
 import uuid
@@ -247,6 +248,9 @@ class DriverServer:
 
 def main() -> None:
     """Run the driver process on what it inherited."""
+    # Whatever stops a whole session or service must not break off a call; without one the process ends by itself.
+    for ignored in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(ignored, signal.SIG_IGN)
     DriverServer(Inherited(TITLE)).run()
 
 

@@ -223,7 +223,8 @@ class Inherited:
         return message
 
     def leave_terminal(self) -> None:
-        """Replace the standard streams: nobody must wait for a helper that outlives the command."""
+        """Let go of the standard streams and the directory: nobody must wait for a helper that outlives the command."""
+        os.chdir("/")
         null = os.open(os.devnull, os.O_RDWR)
         for fd in (0, 1, 2):
             os.dup2(null, fd)

@@ -106,6 +106,7 @@ class Holder:
         self._state_dir = state_dir
         self._keep_names = tuple(keep_names)
         self._targets: list[int] = []
+        self._requests = 0
 
     @classmethod
     def start(cls, state_dir: Path, keep_names: Collection[str] = KEEP_NAMES) -> Holder:
@@ -171,9 +172,13 @@ class Holder:
         self.close()
 
     def _ask(self, verb: str, deadline: Deadline, **fields: object) -> Message:
+        self._requests += 1
         try:
-            self._helper.send({"do": verb, "seconds": deadline.left(), **fields})
-            reply = self._helper.receive(Deadline(deadline.left() + _ANSWER_S))
+            self._helper.send({"id": self._requests, "do": verb, "seconds": deadline.left(), **fields})
+            patience = Deadline(deadline.left() + _ANSWER_S)
+            # The answer to an earlier request, which nobody waited for any more, may come first.
+            while (reply := self._helper.receive(patience))["id"] != self._requests:
+                pass
         except (HelperGone, HelperLate) as error:
             raise errors.HolderFailed(step=f"holder: {verb}", pid=self._targets, detail=error) from None
         if "error" in reply:

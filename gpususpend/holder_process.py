@@ -96,7 +96,7 @@ class HolderProcess:
                 request = self._supervisor.receive()
                 if request is None:
                     return
-                self._supervisor.send(self._answer(request))
+                self._supervisor.send({"id": request["id"], **self._answer(request)})
         self._supervisor.channel.close()
 
     def _hold(self) -> None:

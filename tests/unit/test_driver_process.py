@@ -123,6 +123,8 @@ def test_the_process_outlives_a_call_and_writes_what_it_returned(state_dir: Path
     assert os.getsid(left.pid) == left.pid
     assert {os.readlink(f"/proc/{left.pid}/fd/{fd}") for fd in (0, 1, 2)} == {"/dev/null"}
     assert not left.results[("lock", HANGS)].finished
+    # A service manager that stops everything does not break the call off.
+    os.kill(left.pid, signal.SIGTERM)
     release.touch()
     wait_for(lambda: not left.alive())
     (left,) = driver.leftovers(state_dir)
@@ -183,7 +185,7 @@ def test_no_driver_at_all(state_dir: Path, tmp_path: Path, monkeypatch: pytest.M
     """A file that is no library stands where the driver would be found first."""
     (tmp_path / "libcuda.so.1").write_text("")
     monkeypatch.setattr(driver, "SIMULATED_LIBRARY", tmp_path)
-    with pytest.raises(errors.NoDriver, match=r"libcuda\.so\.1 cannot be loaded"):
+    with pytest.raises(errors.NoDriver, match="it cannot be loaded"):
         start(state_dir)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gpususpend import errors, tracing
+from gpususpend import errors, holder, tracing
 from gpususpend.deadline import Deadline
 from gpususpend.holder import Holder, HoldTarget
 from tests.unit.threads_program import Counting, build
@@ -216,3 +216,17 @@ def test_a_holder_that_breaks_is_reported(state_dir: Path, process: Counting) ->
         with pytest.raises(errors.HolderFailed, match="ended"):
             held.go(Deadline(20))
     process.assert_running()
+
+
+def test_a_late_answer_is_not_taken_for_the_next_one(
+    state_dir: Path, process: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Holder.start(state_dir) as held:
+        os.kill(held.pid, signal.SIGSTOP)
+        monkeypatch.setattr(holder, "_ANSWER_S", 0.1)
+        with pytest.raises(errors.HolderFailed, match="does not answer"):
+            held.stop([HoldTarget(process.pid)], Deadline(0.1))
+        os.kill(held.pid, signal.SIGCONT)
+        monkeypatch.undo()
+        assert held.go(Deadline(20)).threads == {}
+        process.assert_running()
