@@ -310,6 +310,21 @@ class CannotTrace(Refused):
     template = "pid {pid}: its threads may not be stopped: {detail} ({setting})"
 
 
+class LookFailed(Refused):
+    """A question that had to be answered before anything may change was not answered."""
+
+    code = "look-failed"
+    next_action = "retry"
+    template = "{cause}; nothing was changed"
+
+
+class BadFile(Refused):
+    """A file that cannot be written or read."""
+
+    code = "bad-file"
+    template = "{path}: {detail}"
+
+
 class BadCommand(Refused):
     """A command that cannot be started with the shim."""
 

@@ -86,6 +86,7 @@ class Record:
     frozen: bool = False  # the holder keeps the threads stopped (as far as this record knows)
     holder: dict[str, Any] | None = None
     calls: list[PendingCall] = field(default_factory=list)
+    gpus: list[str] = field(default_factory=list)  # UUIDs of all GPUs at the suspend
     room_bytes: dict[str, int] = field(default_factory=dict)  # by GPU UUID: what a restore needs again
     error: str = ""
 

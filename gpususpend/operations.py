@@ -77,17 +77,25 @@ def _prepared(context: Context, found: list[Found], allow_unshimmed: bool) -> It
     blank = Record("", Stage.SUSPENDING, "preflight", "", context.simulated, "", group.members)
     session = Session(context, group, blank)
     try:
-        preflight.check_phases(group, context.limits)
-        preflight.check_sharing(group, context.limits)
-        preflight.check_uncarried(group, context.limits)
-        settled = preflight.check_unshimmed(found, allow_unshimmed, group, context.limits, session.is_cuda)
-        session.group.others = _group(settled).others
-        preflight.check_driver_version(session.driver.version().driver, context.simulated)
-        session.holder.check(session.targets(everybody=True), Deadline(context.limits.threads_s))
-        preflight.check_memory(session.group, context.tools, context.limits)
+        try:
+            _check(context, session, found, allow_unshimmed)
+        except errors.StepFailed as cause:
+            raise errors.LookFailed(cause=cause) from cause
         yield session
     finally:
         session.close()
+
+
+def _check(context: Context, session: Session, found: list[Found], allow_unshimmed: bool) -> None:
+    limits, tools = context.limits, context.tools
+    preflight.check_phases(session.group, limits)
+    preflight.check_sharing(session.group, limits)
+    preflight.check_uncarried(session.group, limits)
+    settled = preflight.check_unshimmed(found, allow_unshimmed, session.group, limits, session.is_cuda)
+    session.group.others = _group(settled).others
+    preflight.check_driver_version(session.driver.version().driver, context.simulated)
+    session.holder.check(session.targets(everybody=True), Deadline(limits.threads_s))
+    preflight.check_memory(session.group, tools, tools.usage(session.driver), limits)
 
 
 def _group(found: list[Found]) -> Group:
@@ -125,7 +133,7 @@ def _resume(context: Context, session: Session, gpu_map: str | None) -> None:
     pairs: GpuPairs = []
     if gpu_map is not None:
         session.driver.require_map()
-        pairs = context.tools.pairs(gpu_map, session.driver)
+        pairs = context.tools.pairs(gpu_map, session.record.gpus, session.driver)
         for old, new in pairs:
             context.progress.say(f"GPU {old} becomes {new}")
     states = session.states()

@@ -16,8 +16,9 @@ from gpususpend.control import ControlClient, Reply, ShimRefused, number
 from gpususpend.deadline import Deadline
 from gpususpend.defaults import OLDEST_DRIVER, Limits
 from gpususpend.discover import Found
+from gpususpend.gpus import GpuUsage
 from gpususpend.group import Group, Rank
-from gpususpend.tools import Usage
+from gpususpend.tools import Tools
 
 # What to do about each kind that is not carried, as the shims name them.
 WAYS_OUT = {
@@ -190,7 +191,7 @@ def total(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return result
 
 
-def check_room(need: Mapping[str, int], usage: Mapping[str, Usage], moved: Mapping[str, str]) -> None:
+def check_room(need: Mapping[str, int], usage: Mapping[str, GpuUsage], moved: Mapping[str, str]) -> None:
     """Refuse a resume for which a GPU lacks room: after a restore that failed for memory no other ever succeeds.
 
     `moved` maps a GPU's UUID at the suspend to the one that takes its place.
@@ -203,3 +204,23 @@ def check_room(need: Mapping[str, int], usage: Mapping[str, Usage], moved: Mappi
         if free < count:
             users = list(usage[place].pids) or "(not known)"
             raise errors.NoGpuRoom(uuid=place, free=free, need=count, users=users)
+
+
+def check_memory(group: Group, tools: Tools, usage: Mapping[str, GpuUsage], limits: Limits) -> None:
+    """Refuse a suspend for which host memory or a cgroup lacks room; going over a cgroup's limit would kill.
+
+    The arenas are charged to this command, which fills them; the copy that the driver keeps of its own part, and the
+    copy of host-class memory, to each process.
+    """
+
+    def ask(rank: Rank) -> Plan:
+        return read_plan(rank.ask("plan", Deadline(limits.request_s)))
+
+    plans = phases.results("preflight", phases.parallel(group.ranks, ask))
+    charges = [(os.getpid(), sum(plan.arena_bytes for plan in plans.values()))]
+    for pid in group.cuda_pids:
+        plan = plans.get(pid, Plan(0, 0))
+        used = sum(gpu.by_pid.get(pid, 0) for gpu in usage.values())
+        own = max(0, used - sum(plan.device_bytes.values()))
+        charges.append((pid, own + plan.host_bytes))
+    tools.check_memory(charges)

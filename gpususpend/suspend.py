@@ -12,12 +12,13 @@ from gpususpend import discover, errors, phases, processes, quiesce
 from gpususpend.control import Reply
 from gpususpend.deadline import Deadline
 from gpususpend.driver import DriverState
+from gpususpend.gpus import GpuUsage
 from gpususpend.group import Rank
 from gpususpend.journal import Kind, Stage
 from gpususpend.preflight import read_plan
 from gpususpend.resume import bring_back_survivors, died, in_a_stop, not_running, outcome, unknown
 from gpususpend.session import CallsPending, Session
-from gpususpend.tools import Usage, state_name
+from gpususpend.tools import state_name
 
 PENDING_GRACE_S = 5.0
 
@@ -41,7 +42,8 @@ def suspend(session: Session) -> None:
 def go_down(session: Session) -> None:
     """Go through all steps; raises what fails first."""
     limits = session.limits
-    usage_before = session.context.tools.usage()
+    usage_before = session.context.tools.usage(session.driver)
+    session.note(gpus=list(usage_before))
     plain_nodes = nodes_of_plain(session)
     prepare(session)
     quiesce_all(session)
@@ -61,7 +63,7 @@ def go_down(session: Session) -> None:
     freeze(session, plain_nodes, usage_before)
 
 
-def freeze(session: Session, plain_nodes: dict[int, set[str]], usage_before: dict[str, Usage]) -> None:
+def freeze(session: Session, plain_nodes: dict[int, set[str]], usage_before: dict[str, GpuUsage]) -> None:
     """Stop all threads, prove that nothing of the GPUs is left, and leave the holder behind."""
     with session.timed("freeze", len(session.group.members)):
         session.holder.stop(session.targets(everybody=True), Deadline(session.limits.threads_s))
@@ -76,7 +78,7 @@ def freeze(session: Session, plain_nodes: dict[int, set[str]], usage_before: dic
 def freeze_again(session: Session) -> None:
     """Stop the threads of a group whose holder is gone; everything else about it is as it should be."""
     known = session.record.room_bytes
-    freeze(session, nodes_of_plain(session), session.context.tools.usage())
+    freeze(session, nodes_of_plain(session), session.context.tools.usage(session.driver))
     if known:
         session.note(room_bytes=known)
 
@@ -92,16 +94,19 @@ def prepare(session: Session) -> None:
         return
     session.context.tools.check_memory([(os.getpid(), sum(plans[rank.pid].arena_bytes for rank in short))])
     deadline = Deadline(session.limits.prepare_s)
+    filled: list[int] = []  # appended to by many threads, which is atomic; only its sum is read
 
     def hand(rank: Rank) -> Reply:
-        arena = session.context.tools.prepare_arena(plans[rank.pid].arena_bytes)
+        arena = session.context.tools.prepare_arena(plans[rank.pid].arena_bytes, filled.append)
         try:
+            if not arena.kind.huge:
+                session.context.warn(f"the arena of pid {rank.pid} has plain pages: locking and copying are slower")
             return rank.ask("arena", deadline, fd=arena.fd, bytes=arena.bytes)
         finally:
             os.close(arena.fd)
 
     with session.timed("prepare", len(short), sum(plans[rank.pid].arena_bytes for rank in short)) as phase:
-        slots = phases.parallel(short, hand, session.context.progress.update)
+        slots = phases.parallel(short, hand, lambda done: session.context.progress.update(done, sum(filled)))
         phase.rank_seconds = {slot.rank.pid: slot.seconds for slot in slots}
         phase.bytes = sum(reply.number("bytes") for reply in phases.results("prepare", slots).values())
 
@@ -175,7 +180,7 @@ def check_quiet(session: Session, plain_nodes: dict[int, set[str]]) -> None:
         raise errors.NotQuiet(step="freeze", pid=pid, left=", ".join(left[pid]), nodes=left)
 
 
-def check_memory(session: Session, before: dict[str, Usage]) -> dict[str, int]:
+def check_memory(session: Session, before: dict[str, GpuUsage]) -> dict[str, int]:
     """Wait until no GPU lists a member any more; return the bytes that came free, by GPU.
 
     These are what a restore needs again: what the shims carry and what the driver keeps for itself.
@@ -183,7 +188,7 @@ def check_memory(session: Session, before: dict[str, Usage]) -> dict[str, int]:
     deadline = Deadline(session.limits.memory_back_s)
     pids = set(session.group.cuda_pids)
     while True:
-        after = session.context.tools.usage()
+        after = session.context.tools.usage(session.driver)
         listed = {uuid: sorted(pids & set(usage.pids)) for uuid, usage in after.items() if pids & set(usage.pids)}
         if not listed:
             break

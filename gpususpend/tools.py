@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,15 +19,7 @@ from gpususpend.journal import PendingCall, Record
 
 if TYPE_CHECKING:
     from gpususpend.arena import Arena
-
-
-@dataclass(frozen=True)
-class Usage:
-    """Memory of one GPU: bytes in use, bytes in all, and the pids that use some."""
-
-    used_bytes: int
-    total_bytes: int
-    pids: tuple[int, ...] = ()
+    from gpususpend.gpus import GpuUsage
 
 
 def state_name(state: int) -> str:
@@ -55,11 +46,31 @@ class Tools:
         names = [processes.CONTROL_THREAD, *([processes.SIMULATED_GPU_THREAD] if self.simulated else [])]
         return Holder.start(self.state_dir, names)
 
-    def prepare_arena(self, size: int) -> Arena:
-        """Make an arena of populated memory."""
+    def prepare_arena(self, size: int, progress: Callable[[int], None]) -> Arena:
+        """Make an arena of populated memory.  Raises NotEnoughMemory."""
         from gpususpend import arena
 
-        return arena.prepare(size)
+        return arena.prepare(size, progress=progress)
+
+    def check_memory(self, charges: Sequence[tuple[int, int]]) -> None:
+        """Refuse unless every process can be charged its bytes, all together.  Raises NotEnoughMemory."""
+        from gpususpend import cgroup
+
+        cgroup.require(charges)
+
+    def usage(self, process: DriverProcess) -> dict[str, GpuUsage]:
+        """Return the memory of every GPU, by UUID."""
+        from gpususpend import gpus
+
+        return gpus.gpus_of(process).usage()
+
+    def pairs(self, path: str, old: Sequence[str], process: DriverProcess) -> list[tuple[str, str]]:
+        """Read a GPU map and check it against the GPUs of the suspend and of this machine.  Raises GpuMapMismatch."""
+        from gpususpend import gpus
+
+        found = gpus.read_map(Path(path))
+        gpus.check_map(found, old or [pair[0] for pair in found], gpus.gpus_of(process).list())
+        return found
 
     def call_returned(self, driver_pid: int, call: str, pid: int) -> bool:
         """Tell whether a call that was left in a driver process has returned by now."""

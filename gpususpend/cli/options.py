@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -21,6 +21,9 @@ from gpususpend.report import Report
 from gpususpend.session import Context
 from gpususpend.statedir import StateDir
 from gpususpend.tools import Tools
+
+if TYPE_CHECKING:
+    from gpususpend.gpus import Gpus
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -118,3 +121,15 @@ def working(
             limits_with(**(limits or {})), report.warnings,
         )  # fmt: skip
         yield context
+
+
+@contextlib.contextmanager
+def listing(context: Context) -> Iterator[Gpus]:
+    """Yield the source of GPU facts; the simulated driver needs a driver process for it, NVML none."""
+    from gpususpend import gpus
+
+    if not context.simulated:
+        yield gpus.NvmlGpus()
+        return
+    with context.tools.start_driver() as process:
+        yield gpus.SimulatedGpus(process)

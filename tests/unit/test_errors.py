@@ -1,0 +1,72 @@
+"""Errors and exit codes: each used once, each documented."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+import string
+from pathlib import Path
+
+import pytest
+
+import gpususpend
+from gpususpend import errors
+from gpususpend.defaults import Limits
+
+REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "cli.md"
+
+
+def hierarchy(root: type[errors.GpushareError] = errors.GpushareError) -> list[type[errors.GpushareError]]:
+    """Return every error class of the package."""
+    for module in pkgutil.iter_modules(gpususpend.__path__):
+        if module.name not in ("__main__", "demo", "simcuda"):
+            importlib.import_module(f"gpususpend.{module.name}")
+    found = [root]
+    for one in found:
+        found += [sub for sub in one.__subclasses__() if sub not in found]
+    return [one for one in found if one.__module__.startswith("gpususpend")]
+
+
+def test_every_word_is_used_once() -> None:
+    """A controller can tell errors apart by their word."""
+    words = [one.code for one in hierarchy()]
+    assert sorted(words) == sorted(set(words))
+
+
+def test_FR83_every_word_and_exit_code_is_documented() -> None:
+    """In the reference, the exit codes with their numbers."""
+    text = REFERENCE.read_text()
+    missing = [one.code for one in hierarchy() if f"`{one.code}`" not in text]
+    assert missing == []
+    rows = re.findall(r"^\| (\d+) \|", text, re.M)
+    assert sorted(map(int, rows)) == sorted(int(code) for code in errors.ExitCode)
+
+
+def test_outcomes_have_an_exit_code_each() -> None:
+    """From 4 on one class stands for one code."""
+    codes = [one.exit_code for one in hierarchy(errors.Outcome)[1:]]
+    assert sorted(codes) == sorted(set(codes))
+    assert set(codes) == {code for code in errors.ExitCode if code >= 4}
+
+
+@pytest.mark.parametrize("kind", hierarchy(), ids=lambda kind: kind.__name__)
+def test_templates_need_no_more_than_their_facts(kind: type[errors.GpushareError]) -> None:
+    """Every template can be filled, and the facts are kept."""
+    names = [name for _, name, _, _ in string.Formatter().parse(kind.template) if name]
+    error = kind(**{name: f"<{name}>" for name in names}, extra=1)
+    assert all(f"<{name}>" in str(error) for name in names) and error.facts["extra"] == 1
+    assert kind.next_action in ("retry", "cold-start", "operator")
+
+
+def test_reason_is_that_of_the_cause() -> None:
+    """A deadline that ended in rollback says so."""
+    late = errors.DeadlinePassed(step="lock", pid=1, seconds=60, detail="")
+    assert errors.RolledBack(cause=late, count=2).reason == "deadline"
+
+
+def test_every_default_is_in_the_reference() -> None:
+    """One table holds all time limits, with the values of the code."""
+    text = REFERENCE.read_text()
+    for name, value in vars(Limits()).items():
+        assert re.search(rf"^\| `{name}` \| {value:g} \|", text, re.M), name

@@ -1,0 +1,104 @@
+"""The cut: which launches are let through, and that it ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from gpususpend import errors, quiesce
+from gpususpend.control import Reply
+from gpususpend.deadline import Deadline
+from gpususpend.quiesce import Drain
+
+
+def drain(drained: bool, waiting: int = 0) -> Drain:
+    """Return a state of a drain."""
+    return Drain(drained, waiting, 0, 0)
+
+
+def test_nobody_is_let_through_once_all_have_drained() -> None:
+    """Launches that wait then wait for the resume."""
+    assert quiesce.choose([drain(True, 3), drain(True)]) == []
+
+
+def test_drained_ranks_go_first() -> None:
+    """The one that cannot drain is not let through while another has something to say."""
+    assert quiesce.choose([drain(True, 1), drain(False, 5), drain(True, 2), drain(True)]) == [0, 2]
+
+
+def test_a_busy_rank_gets_its_own_next_launch_if_nobody_else_has_one() -> None:
+    """Two streams of one rank may wait for each other."""
+    assert quiesce.choose([drain(True), drain(False, 5), drain(False)]) == [1]
+
+
+@dataclass
+class Model:
+    """Ranks in a chain of collectives: the k-th of a rank ends when every rank has launched its k-th."""
+
+    launched: list[int]
+    waiting: list[int] = field(default_factory=list)
+    admits: int = 0
+
+    def ranks(self) -> list[ModelRank]:
+        """Return the ranks."""
+        return [ModelRank(self, index) for index in range(len(self.launched))]
+
+
+@dataclass
+class ModelRank:
+    """One rank of the model, asked as a shim is."""
+
+    model: Model
+    index: int
+
+    @property
+    def pid(self) -> int:
+        """Return a pid."""
+        return 100 + self.index
+
+    def ask(self, verb: str, deadline: Deadline, n: int = 0) -> Reply:
+        """Answer `drain` and `admit`."""
+        launched = self.model.launched
+        if verb == "admit":
+            self.model.admits += n
+            launched[self.index] += n
+            return Reply(True, {"admitted": str(n)})
+        drained = launched[self.index] <= min(launched)
+        return Reply(True, {"drained": str(int(drained)), "waiting": "1", "admitted": "0", "in_flight": "0"})
+
+
+def test_ranks_that_are_behind_catch_up() -> None:
+    """Rank 1 is three collectives behind: exactly three are let through, and no more."""
+    model = Model([5, 2, 5, 5])
+    admitted = quiesce.drain_all(model.ranks(), Deadline(10), lambda: None)  # type: ignore[arg-type]
+    assert model.launched == [5, 5, 5, 5] and admitted == model.admits == 3
+
+
+def test_many_launches_behind_cost_no_stall_each() -> None:
+    """Two hundred kernels between two collectives are let through within the deadline."""
+    model = Model([200, 0])
+    quiesce.drain_all(model.ranks(), Deadline(5), lambda: None)  # type: ignore[arg-type]
+    assert model.launched == [200, 200]
+
+
+def test_work_that_never_ends_meets_the_deadline() -> None:
+    """The rank is named, with what it was doing."""
+
+    class Stuck(ModelRank):
+        def ask(self, verb: str, deadline: Deadline, n: int = 0) -> Reply:
+            return Reply(True, {"drained": "0", "waiting": "0", "admitted": "0", "in_flight": "2"})
+
+    with pytest.raises(errors.DeadlinePassed) as caught:
+        quiesce.drain_all([Stuck(Model([0]), 7)], Deadline(0.2), lambda: None)  # type: ignore[list-item]
+    assert caught.value.facts["pid"] == 107 and "2 calls in flight" in str(caught.value)
+
+
+def test_an_interruption_is_seen_between_two_looks() -> None:
+    """`check` ends it."""
+
+    def check() -> None:
+        raise errors.Interrupt(step="quiesce", pid=0, signal="SIGINT")
+
+    with pytest.raises(errors.Interrupt):
+        quiesce.drain_all(Model([1, 0]).ranks(), Deadline(5), check)  # type: ignore[arg-type]

@@ -1,0 +1,150 @@
+"""The state directory: what is trusted, and that nothing outside it is ever touched (B15)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpususpend import errors
+from gpususpend.statedir import Locked, StateDir
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> StateDir:
+    """An opened state directory."""
+    return StateDir.open(str(tmp_path / "state"))
+
+
+def test_B15_made_with_mode_0700(tmp_path: Path) -> None:
+    """Whatever the umask."""
+    before = os.umask(0)
+    try:
+        StateDir.open(str(tmp_path / "state")).close()
+    finally:
+        os.umask(before)
+    assert (tmp_path / "state").stat().st_mode & 0o7777 == 0o700
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o701, 0o750, 0o1700, 0o2700, 0o600, 0o500])
+def test_B15_other_modes_are_refused(tmp_path: Path, mode: int) -> None:
+    """Exactly 0700, the special bits included."""
+    path = tmp_path / "state"
+    path.mkdir()
+    path.chmod(mode)
+    with pytest.raises(errors.UnsafeStateDir) as caught:
+        StateDir.open(str(path))
+    assert str(path) in str(caught.value)
+    assert path.stat().st_mode & 0o7777 == mode
+    path.chmod(0o700)
+
+
+def test_B15_symlinked_directory_is_refused(tmp_path: Path) -> None:
+    """Even to a directory that would do."""
+    good = tmp_path / "good"
+    good.mkdir(mode=0o700)
+    (tmp_path / "state").symlink_to(good)
+    with pytest.raises(errors.UnsafeStateDir, match="symbolic link"):
+        StateDir.open(str(tmp_path / "state"))
+    assert list(good.iterdir()) == []
+
+
+def test_B15_dangling_symlink_is_refused(tmp_path: Path) -> None:
+    """And nothing is made at its target."""
+    (tmp_path / "state").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(errors.UnsafeStateDir):
+        StateDir.open(str(tmp_path / "state"))
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_B15_file_in_its_place_is_refused(tmp_path: Path) -> None:
+    """A plain file is no directory, and keeps its content."""
+    path = tmp_path / "state"
+    path.write_text("precious")
+    with pytest.raises(errors.UnsafeStateDir):
+        StateDir.open(str(path))
+    assert path.read_text() == "precious"
+
+
+def test_B15_foreign_owner_is_refused(tmp_path: Path) -> None:
+    """Mode 0700 alone is not enough."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root to give a directory away")
+    path = tmp_path / "state"
+    path.mkdir(mode=0o700)
+    os.chown(path, 12345, 12345)
+    with pytest.raises(errors.UnsafeStateDir, match="12345"):
+        StateDir.open(str(path))
+
+
+def test_B15_symlinked_file_is_refused_and_its_target_untouched(tmp_path: Path, directory: StateDir) -> None:
+    """Reading, appending and locking go through no link; writing and removing replace the link itself."""
+    target = tmp_path / "target"
+    target.write_text("precious")
+    for name in ("a", "b", "c", "d"):
+        os.symlink(target, name, dir_fd=directory.fd)
+    with pytest.raises(errors.UnsafeStateDir):
+        directory.read("a")
+    with pytest.raises(errors.UnsafeStateDir):
+        directory.append_fd("a")
+    with pytest.raises(errors.UnsafeStateDir), directory.lock("b"):
+        pass
+    directory.write("c", b"new")
+    directory.remove("d")
+    assert target.read_text() == "precious"
+    assert directory.read("c") == b"new" and "d" not in directory.names()
+
+
+def test_B15_planted_fifo_device_and_hard_link_are_refused(tmp_path: Path, directory: StateDir) -> None:
+    """A fifo must not keep the command waiting, and a hard link is another's file."""
+    os.mkfifo("fifo", dir_fd=directory.fd)
+    with pytest.raises(errors.UnsafeStateDir):
+        directory.read("fifo")
+    with pytest.raises(errors.UnsafeStateDir):
+        directory.append_fd("fifo")
+    target = tmp_path / "target"
+    target.write_text("precious")
+    os.link(target, "link", dst_dir_fd=directory.fd)
+    with pytest.raises(errors.UnsafeStateDir):
+        directory.append_fd("link")
+    assert target.read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "", ".", ".."])
+def test_B15_names_with_a_path_are_refused(directory: StateDir, name: str) -> None:
+    """Names come from our own code; one that escapes is a defect."""
+    with pytest.raises(ValueError):
+        directory.read(name)
+
+
+def test_write_is_atomic_and_leaves_nothing_behind(directory: StateDir) -> None:
+    """Content and mode; no temporary file, also after a failure."""
+    directory.write("a", b"1")
+    directory.write("a", b"22")
+    assert directory.read("a") == b"22" and directory.names() == ["a"]
+    assert os.stat("a", dir_fd=directory.fd).st_mode & 0o7777 == 0o600
+    os.mkdir("d", dir_fd=directory.fd)
+    with pytest.raises(OSError):
+        directory.write("d", b"1")
+    assert directory.names() == ["a", "d"]
+
+
+def test_lock_is_held_by_one_and_freed_by_death(directory: StateDir) -> None:
+    """The holder's pid is told; a killed holder frees it."""
+    code = (
+        "import sys, time\nfrom gpususpend.statedir import StateDir\n"
+        f"with StateDir.open({directory.path!r}).lock('x'):\n    print('ready', flush=True)\n    time.sleep(60)\n"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None and child.stdout.readline().strip() == "ready"
+    with pytest.raises(Locked) as caught, directory.lock("x"):
+        pass
+    assert caught.value.pid == child.pid
+    child.kill()
+    child.wait()
+    child.stdout.close()
+    with directory.lock("x"):
+        assert int(directory.read("x")) == os.getpid()
