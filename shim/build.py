@@ -43,9 +43,19 @@ LINK_FLAGS = [
 ]
 
 
+# GCC's run-time choice of atomics on aarch64 is made by a constructor; this library has none.
+TARGET_FLAGS = {"aarch64": ["-mno-outline-atomics"]}
+
+
 def _run(command: list[str]) -> None:
     """Run a tool; its output goes to ours, its failure is an exception."""
     subprocess.run(command, check=True)
+
+
+def _target_flags(compiler: list[str]) -> list[str]:
+    """Return the flags for the architecture that the compiler builds for."""
+    triplet = subprocess.run([*compiler, "-dumpmachine"], check=True, capture_output=True, text=True).stdout
+    return TARGET_FLAGS.get(triplet.split("-")[0].strip(), [])
 
 
 def cythonize(work: Path, allow_missing: bool) -> Path:
@@ -102,7 +112,13 @@ def build_shim(
     with tempfile.TemporaryDirectory(prefix="gpushare-shim-") as temporary:
         work = keep or Path(temporary)
         source = cythonize(work, allow_missing)
-        flags = [*COMPILE_FLAGS, *GENERATED_CODE, optimisation, *(["-DGS_DEBUG"] if debug else [])]
+        flags = [
+            *COMPILE_FLAGS,
+            *_target_flags(compiler),
+            *GENERATED_CODE,
+            optimisation,
+            *(["-DGS_DEBUG"] if debug else []),
+        ]
         includes = [f"-I{SOURCES}", f"-I{work}", *python_headers(work)]
         fresh = work / "libnvsnap_gpushare.so"
         _run([*compiler, *flags, *includes, *LINK_FLAGS, f"-Wl,--version-script={work / 'exports.map'}",

@@ -238,6 +238,8 @@ static inline int gs_in_shim(const void *p) {
 /* ---- dlsym and dlvsym ----
  * The function to go on with is chosen (resolve.pxi) and jumped to with the caller's return address untouched: the
  * genuine ones look at it to find out who asks, which is what RTLD_NEXT means. A C tail call is one at -O2 only. */
+#define GS_OWN_DLSYM ((void *)dlsym)
+#define GS_OWN_DLVSYM ((void *)dlvsym)
 void *gs_choose_dlsym(void *handle, const char *name, void *caller);
 void *gs_choose_dlvsym(void *handle, const char *name, void *caller);
 

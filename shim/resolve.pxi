@@ -22,37 +22,14 @@ cdef extern from "platform.h" nogil:
         link_map *l_prev
     ctypedef struct Dl_info:
         pass
-    ctypedef struct Elf64_Sym:
-        uint32_t st_name
-        unsigned short st_shndx
-        uint64_t st_value
-    ctypedef union ElfValue "__typeof__(((Elf64_Dyn *)0)->d_un)":
-        uint64_t d_val
-        uint64_t d_ptr
-    ctypedef struct Elf64_Dyn:
-        long d_tag
-        ElfValue d_un
-    ctypedef struct Elf64_Phdr:
-        uint32_t p_type
-        uint64_t p_vaddr
-    struct dl_phdr_info:
-        uint64_t dlpi_addr
-        const Elf64_Phdr *dlpi_phdr
-        unsigned short dlpi_phnum
     enum:
-        PT_DYNAMIC
-        DT_NULL
-        DT_SONAME
-        DT_STRTAB
-        DT_SYMTAB
-        DT_VERSYM
-        DT_GNU_HASH
         RTLD_LAZY
         RTLD_NOLOAD
         RTLD_DL_LINKMAP
     void *RTLD_NEXT
     const char *gs_image_start
-    int dl_iterate_phdr(int (*callback)(dl_phdr_info *, size_t, void *) noexcept nogil, void *data)
+    void *GS_OWN_DLSYM
+    void *GS_OWN_DLVSYM
     int dladdr1(const void *address, Dl_info *info, void **extra, int flags)
     void *dlopen(const char *name, int flags)
     char *dlerror()
@@ -80,79 +57,21 @@ cdef Driver driver
 
 # ---- the genuine dlsym ----
 
-cdef uint32_t gnu_hash(const char *name) noexcept nogil:
-    """Return the hash of a symbol's name as DT_GNU_HASH wants it."""
-    cdef uint32_t h = 5381
-    while name[0]:
-        h = h * 33 + <unsigned char>name[0]
-        name += 1
-    return h
-
-
-cdef void *symbol_in(uint64_t base, const Elf64_Dyn *dynamic, const char *name) noexcept nogil:
-    """Return the default version of a function in the loaded image of libc, NULL if it is another library."""
-    cdef const char *strings = NULL
-    cdef const Elf64_Sym *symbols = NULL
-    cdef const unsigned short *versions = NULL
-    cdef const uint32_t *table = NULL
-    cdef const uint32_t *buckets
-    cdef const uint32_t *chain
-    cdef uint64_t soname = 0
-    cdef uint32_t h, i
-    while dynamic.d_tag != DT_NULL:
-        if dynamic.d_tag == DT_STRTAB:
-            strings = <const char *>dynamic.d_un.d_ptr
-        elif dynamic.d_tag == DT_SYMTAB:
-            symbols = <const Elf64_Sym *>dynamic.d_un.d_ptr
-        elif dynamic.d_tag == DT_VERSYM:
-            versions = <const unsigned short *>dynamic.d_un.d_ptr
-        elif dynamic.d_tag == DT_GNU_HASH:
-            table = <const uint32_t *>dynamic.d_un.d_ptr
-        elif dynamic.d_tag == DT_SONAME:
-            soname = dynamic.d_un.d_val
-        dynamic += 1
-    if strings == NULL or symbols == NULL or table == NULL or versions == NULL or soname == 0:
-        return NULL
-    # The vDSO's addresses are not relocated, and it is not libc.
-    if <uint64_t>strings < base or strcmp(strings + soname, b"libc.so.6") != 0:
-        return NULL
-    buckets = table + 4 + 2 * table[2]
-    chain = buckets + table[0]
-    h = gnu_hash(name)
-    i = buckets[h % table[0]]
-    if i < table[1]:
-        return NULL
-    while True:
-        # 0x8000: a version kept for old programs.
-        if (chain[i - table[1]] | 1) == (h | 1) and symbols[i].st_shndx != 0 and versions[i] & 0x8000 == 0:
-            if strcmp(strings + symbols[i].st_name, name) == 0:
-                return <void *>(base + symbols[i].st_value)
-        if chain[i - table[1]] & 1:
-            return NULL
-        i += 1
-
-
-cdef int visit_image(dl_phdr_info *image, size_t size, void *unused) noexcept nogil:
+cdef int visit_for_libc(dl_phdr_info *info, size_t size, void *unused) noexcept nogil:
     """Take dlsym and dlvsym from libc when dl_iterate_phdr comes to it."""
-    cdef int i
-    cdef const Elf64_Dyn *dynamic
-    cdef void *found
-    for i in range(image.dlpi_phnum):
-        if image.dlpi_phdr[i].p_type == PT_DYNAMIC:
-            dynamic = <const Elf64_Dyn *>(image.dlpi_addr + image.dlpi_phdr[i].p_vaddr)
-            found = symbol_in(image.dlpi_addr, dynamic, b"dlsym")
-            if found != NULL:
-                genuine.dlsym = <dlsym_function>found
-                genuine.dlvsym = <dlvsym_function>symbol_in(image.dlpi_addr, dynamic, b"dlvsym")
-                return 1
-    return 0
+    cdef Image image
+    if not read_image(info, &image) or strcmp(image.soname, b"libc.so.6") != 0:
+        return 0
+    genuine.dlsym = <dlsym_function>symbol_in(&image, b"dlsym")
+    genuine.dlvsym = <dlvsym_function>symbol_in(&image, b"dlvsym")
+    return 1
 
 
 cdef bint find_genuine() noexcept nogil:
     """Find the genuine dlsym; any number of threads may do so at once, they find the same."""
     if gs_load(&genuine.ready):
         return True
-    dl_iterate_phdr(visit_image, NULL)
+    dl_iterate_phdr(visit_for_libc, NULL)
     if genuine.dlsym == NULL or genuine.dlvsym == NULL:
         return False
     genuine.next_dlsym = genuine.dlsym(RTLD_NEXT, b"dlsym")
@@ -176,9 +95,18 @@ cdef void *image_of(const void *address) noexcept nogil:
     return image
 
 
+cdef int visit_for_driver(dl_phdr_info *info, size_t size, void *unused) noexcept nogil:
+    """Stop dl_iterate_phdr at the driver."""
+    cdef Image image
+    return read_image(info, &image) and strcmp(image.soname, b"libcuda.so.1") == 0
+
+
 cdef void *driver_handle() noexcept nogil:
-    """Return the handle of libcuda.so.1 if the process has loaded it. A handle is a link map."""
-    if driver.handle == NULL:
+    """Return the handle of libcuda.so.1 if the process has loaded it. A handle is a link map.
+
+    The loader is asked for it only once it is there: for what is not loaded, RTLD_NOLOAD searches the file system.
+    """
+    if driver.handle == NULL and dl_iterate_phdr(visit_for_driver, NULL):
         gs_store_pointer(&driver.handle, dlopen(b"libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD))
     return driver.handle
 
@@ -318,6 +246,11 @@ cdef void *look_up_version(void *handle, const char *name, const char *version) 
     return answer(handle, name, genuine.dlvsym(handle, name, version))
 
 
+cdef void *look_up_ourselves(void *handle, const char *name, const char *version) noexcept nogil:
+    """Be dlvsym for a library before us that looks for the dlsym behind it: that is ours, which has no version."""
+    return GS_OWN_DLVSYM if strcmp(name, b"dlvsym") == 0 else GS_OWN_DLSYM
+
+
 cdef void *look_up_nothing(void *handle, const char *name) noexcept nogil:
     """Be dlsym in a process without a libc that we can read."""
     return NULL
@@ -363,6 +296,8 @@ cdef public void *gs_choose_dlvsym(void *handle, const char *name, void *caller)
         return <void *>look_up_nothing
     if is_hooked(handle, name, caller):
         return <void *>look_up_version
+    if asks_for_dlsym(name) and handle == RTLD_NEXT and comes_before_us(caller):
+        return <void *>look_up_ourselves
     return <void *>genuine.dlvsym if asks_for_dlsym(name) else genuine.next_dlvsym
 
 
