@@ -81,6 +81,9 @@ def _prepared(context: Context, found: list[Found], allow_unshimmed: bool) -> It
             _check(context, session, found, allow_unshimmed)
         except errors.StepFailed as cause:
             raise errors.LookFailed(cause=cause) from cause
+        death = session.death("preflight")
+        if death is not None:
+            raise errors.ProcessGone(pid=death.facts["pid"])
         yield session
     finally:
         session.close()
@@ -180,6 +183,7 @@ def _one_group(context: Context, record: Record, report: Report, work: Callable[
             if not now.members:
                 context.tools.end_holders(now, Deadline(context.limits.threads_s), context.warn)
                 context.journal.remove(now)
+                _refuse_reused(gone)
                 raise errors.GroupGone(pids=[member.pid for member in gone], pid=gone[0].pid, group=now.id)
             session = Session(context, claims.runtime(now), now)
             session.gone = gone
@@ -188,6 +192,13 @@ def _one_group(context: Context, record: Record, report: Report, work: Callable[
             work(session)
     except FileNotFoundError:
         report.already = True  # another command has finished with the group in between
+
+
+def _refuse_reused(gone: list[Member]) -> None:
+    """Refuse where a recorded pid now belongs to a process that was never part of the group."""
+    for member in gone:
+        with contextlib.suppress(errors.NoSuchProcess, errors.ThreadId):
+            raise errors.PidReused(pid=member.pid, comm=processes.read_process(member.pid).comm)
 
 
 # --- stop
