@@ -1,7 +1,7 @@
 """Fixtures for every test: a simulated machine (or the real one) of its own, workers on it, the command line tool.
 
 `GPUSHARE_DRIVER=sim|real` picks the driver, `GPUSHARE_SHIM` another shim than the one in the tree, and
-`GPUSHARE_GPU_TESTS=1` turns a missing GPU into a failure.
+`GPUSHARE_GPU_TESTS=1` turns a missing GPU into a failure (`=2`: a missing second one too).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ HANG_S = 300
 """A test that runs this long prints the stacks of all threads and ends the run: something waits without a deadline."""
 
 
-def lacking(reason: str) -> NoReturn:
-    """Skip for want of hardware, or fail where GPU tests have to run."""
-    if where.gpu_required():
-        pytest.fail(f"GPUSHARE_GPU_TESTS=1, but {reason}")
+def lacking(reason: str, devices: int = 1) -> NoReturn:
+    """Skip for want of hardware, or fail where tests that need `devices` GPUs have to run."""
+    if where.gpus_required() >= devices:
+        pytest.fail(f"GPUSHARE_GPU_TESTS={where.gpus_required()}, but {reason}")
     pytest.skip(reason)
 
 
@@ -66,14 +66,15 @@ def machine(request: pytest.FixtureRequest) -> Iterator[Setting]:
     only = options.pop("driver", driver)
     if only != driver:
         if only == "real":
-            lacking("this test needs an NVIDIA GPU (GPUSHARE_DRIVER=real)")
+            lacking("this test needs an NVIDIA GPU (GPUSHARE_DRIVER=real)", options.get("devices", 1))
         pytest.skip("this test is about the simulated driver")
     devices = options.pop("devices", 2)
     shim = Path(os.environ.get("GPUSHARE_SHIM", where.SHIM)).resolve()
     if driver == "real":
         found = where.real_devices()
         if found < 1 or (found < devices and mark and "devices" in mark.kwargs):
-            lacking(f"this test needs {devices} GPUs and finds {found}")
+            wanted = devices if mark and "devices" in mark.kwargs else 1
+            lacking(f"this test needs {wanted} GPUs and finds {found}", wanted)
         yield Setting("real", shim, devices=min(found, devices))
         return
     state = where.fresh_state()

@@ -108,7 +108,7 @@ def main() -> int:
     if shim:
         env["GPUSHARE_SHIM"] = str(shim)
     if given.driver == "real":
-        env["GPUSHARE_GPU_TESTS"] = "1"
+        env["GPUSHARE_GPU_TESTS"] = str(max(1, where.real_devices()))
     until = time.monotonic() + given.budget
     wanted = jobs(given.driver, shim, given.out, given.only)
     results = [run(job, given.out, env, until) for job in wanted if job.alone and job.name.startswith("conformance")]

@@ -1,6 +1,7 @@
 """Where the tests run: which driver, which shim, and the environment that a process under test gets.
 
-`GPUSHARE_DRIVER` picks `sim` (the default) or `real`; `GPUSHARE_GPU_TESTS=1` turns a missing GPU into a failure.
+`GPUSHARE_DRIVER` picks `sim` (the default) or `real`; `GPUSHARE_GPU_TESTS=1` turns a missing GPU into a failure, `=2`
+a missing second one too. `GPUSHARE_SIMCUDA` names another simulated driver than the one in the tree.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ def wanted_driver() -> str:
     return driver
 
 
-def gpu_required() -> bool:
-    """Tell whether a missing GPU is a failure."""
-    return os.environ.get("GPUSHARE_GPU_TESTS") == "1"
+def gpus_required() -> int:
+    """Return how many GPUs this run has to find; a test that wants more may be skipped."""
+    return int(os.environ.get("GPUSHARE_GPU_TESTS") or 0)
 
 
 @dataclass(frozen=True)
