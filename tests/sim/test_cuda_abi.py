@@ -29,8 +29,9 @@ def probe_source(text: str) -> str:
         lines.append(f'printf("{name} %zu\\n", sizeof({name}));')
         members = re.findall(r"^ {4}(?! |struct|union).*?(\w+)(?:\[[^;]*\])?;", body, flags=re.M)
         members += re.findall(r"^ {4}\} (\w+)", body, flags=re.M)
-        if name not in OPAQUE:
-            lines += [f'printf("{name}.{m} %zu\\n", offsetof({name}, {m}));' for m in members]
+        if name not in OPAQUE:  # reserved words get names in later versions of CUDA
+            named = [member for member in members if not member.startswith("reserved")]
+            lines += [f'printf("{name}.{m} %zu\\n", offsetof({name}, {m}));' for m in named]
     assert len(lines) > 300
     return "#include <stdio.h>\n#include <stddef.h>\nint main(void) {\n" + "\n".join(lines) + "\nreturn 0; }\n"
 

@@ -1,0 +1,120 @@
+/* What every entry point does first and last: initialisation, the lock of a checkpoint, errors, injection, trace. */
+#define _GNU_SOURCE
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "simcuda.h"
+
+static atomic_uint gate_closed, in_flight;
+static atomic_bool initialised, forked;
+_Thread_local bool thread_default_stream, thread_is_gpu;
+
+static void wait_while_closed(void) {
+    syscall(SYS_futex, &gate_closed, FUTEX_WAIT_PRIVATE, 1, NULL, NULL, 0);
+}
+
+/* Hold every later call that CALL_INIT describes; those inside are counted by call_in_flight. */
+void call_gate_close(void) { atomic_store(&gate_closed, 1); }
+
+void call_gate_open(void) {
+    atomic_store(&gate_closed, 0);
+    syscall(SYS_futex, &gate_closed, FUTEX_WAKE_PRIVATE, 1 << 30, NULL, NULL, 0);
+}
+
+unsigned call_in_flight(void) { return atomic_load(&in_flight); }
+
+void call_hang(void) {
+    for (;;)
+        pause();
+}
+
+static void enter_gate(void) {
+    for (;;) {
+        atomic_fetch_add(&in_flight, 1);
+        if (!atomic_load(&gate_closed))
+            return;
+        atomic_fetch_sub(&in_flight, 1);
+        wait_while_closed();
+    }
+}
+
+static CUresult check_context(int flags) {
+    CUcontext context = context_current();
+    if (!context)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    if (!atomic_load(&context->alive))
+        return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    CUresult error = atomic_load(&context->error);
+    if (error == CUDA_SUCCESS && flags & CALL_UNSAFE)
+        error = capture_refuse_unsafe();
+    return error;
+}
+
+/* Tell whether the call may be made now; waits while the process is locked. */
+CUresult call_enter(struct call *call, const char *name, int flags, bool per_thread) {
+    *call = (struct call){.name = name, .flags = flags, .per_thread_before = thread_default_stream};
+    thread_default_stream = per_thread;
+    if (flags != CALL_ANY) {
+        if (atomic_load(&forked) || !atomic_load(&initialised))
+            return CUDA_ERROR_NOT_INITIALIZED;
+        /* A host function runs while the engine waits for it: the driver permits it no call. */
+        if (thread_is_gpu)
+            return CUDA_ERROR_NOT_PERMITTED;
+    }
+    CUresult injected = inject_check(name);
+    if (injected != CUDA_SUCCESS)
+        return injected;
+    if (flags & CALL_INIT) {
+        enter_gate();
+        call->counted = true;
+    }
+    return (flags & CALL_CONTEXT) == CALL_CONTEXT ? check_context(flags) : CUDA_SUCCESS;
+}
+
+CUresult call_leave(struct call *call, CUresult result) {
+    if (call->counted)
+        atomic_fetch_sub(&in_flight, 1);
+    thread_default_stream = call->per_thread_before;
+    trace_call(call->name, result);
+    return result;
+}
+
+/* A fork's child keeps nothing: as with the real driver every call answers "not initialized" from here on. */
+static void forked_child(void) {
+    if (!atomic_load(&initialised))
+        return;
+    atomic_store(&forked, true);
+    machine_forked_child();
+    service_forked_child();
+}
+
+API(CALL_ANY, cuInit, (unsigned flags), (flags)) {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    if (flags != 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (atomic_load(&forked))
+        return CUDA_ERROR_NOT_INITIALIZED;
+    pthread_mutex_lock(&lock);
+    CUresult result = CUDA_SUCCESS;
+    if (!atomic_load(&initialised)) {
+        result = machine_attach();
+        if (result == CUDA_SUCCESS)
+            result = service_start();
+        if (result == CUDA_SUCCESS) {
+            device_count = machine_device_count();
+            pthread_atfork(NULL, NULL, forked_child);
+            atomic_store(&initialised, true);
+        }
+    }
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+API(CALL_ANY, cuDriverGetVersion, (int *version), (version)) {
+    if (!version)
+        return CUDA_ERROR_INVALID_VALUE;
+    *version = DRIVER_VERSION;
+    return CUDA_SUCCESS;
+}

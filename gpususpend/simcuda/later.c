@@ -1,0 +1,107 @@
+/* Objects of later stages: multicast, external memory and semaphores. They can be made and destroyed, so that what the
+ * shim says about a process that has some can be tested; what they are for is not simulated. */
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "simcuda.h"
+
+/* ---- multicast ---- */
+
+API(CALL_INIT, cuMulticastGetGranularity, (size_t *out, const CUmulticastObjectProp *prop, CUmulticastGranularity_flags option), (out, prop, option)) {
+    if (!out || !prop || option < 0 || option > 1)
+        return CUDA_ERROR_INVALID_VALUE;
+    *out = GRANULE;
+    return CUDA_SUCCESS;
+}
+
+API(CALL_INIT, cuMulticastCreate, (CUmemGenericAllocationHandle * out, const CUmulticastObjectProp *prop), (out, prop)) {
+    if (!out || !prop || prop->numDevices < 1 || prop->numDevices > (unsigned)device_count || !prop->size || prop->size % GRANULE || prop->flags)
+        return CUDA_ERROR_INVALID_VALUE;
+    struct machine_object object = {.size = prop->size, .device = -1};
+    object.prop.requestedHandleTypes = (int)prop->handleTypes;
+    CUresult result = machine_object_create(&object);
+    if (result != CUDA_SUCCESS)
+        return result;
+    struct memory *memory = memory_new(&object, MEM_MULTICAST, false);
+    memory->handle_refs = 1;
+    *out = memory->handle;
+    return CUDA_SUCCESS;
+}
+
+static CUresult on_multicast(CUmemGenericAllocationHandle handle) {
+    memory_lock();
+    struct memory *memory = memory_by_handle(handle);
+    bool ok = memory && memory->kind == MEM_MULTICAST;
+    memory_unlock();
+    return ok ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+API(CALL_INIT, cuMulticastAddDevice, (CUmemGenericAllocationHandle handle, CUdevice device), (handle, device)) {
+    return device_valid(device) ? on_multicast(handle) : CUDA_ERROR_INVALID_DEVICE;
+}
+API(CALL_INIT, cuMulticastBindMem, (CUmemGenericAllocationHandle handle, size_t offset, CUmemGenericAllocationHandle memory, size_t memory_offset, size_t size,
+    unsigned long long flags), (handle, offset, memory, memory_offset, size, flags)) {
+    (void)offset, (void)memory, (void)memory_offset, (void)size, (void)flags;
+    return on_multicast(handle) == CUDA_SUCCESS ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE;
+}
+API(CALL_INIT, cuMulticastBindAddr, (CUmemGenericAllocationHandle handle, size_t offset, CUdeviceptr va, size_t size, unsigned long long flags),
+    (handle, offset, va, size, flags)) {
+    (void)offset, (void)va, (void)size, (void)flags;
+    return on_multicast(handle) == CUDA_SUCCESS ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE;
+}
+API(CALL_INIT, cuMulticastUnbind, (CUmemGenericAllocationHandle handle, CUdevice device, size_t offset, size_t size), (handle, device, offset, size)) {
+    (void)device, (void)offset, (void)size;
+    return on_multicast(handle) == CUDA_SUCCESS ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* ---- external memory and semaphores ---- */
+
+struct CUextMemory_st {
+    uint32_t magic;
+    struct CUextMemory_st *next_free;
+};
+struct CUextSemaphore_st {
+    uint32_t magic;
+    struct CUextSemaphore_st *next_free;
+};
+static struct pool memories = POOL(struct CUextMemory_st, 0x584d454d), semaphores = POOL(struct CUextSemaphore_st, 0x5853454d);
+
+/* On success the driver owns the descriptor. */
+static void take_descriptor(int type, int fd) {
+    if (type == 1)
+        close(fd);
+}
+
+API(CALL_CONTEXT, cuImportExternalMemory, (CUexternalMemory * out, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *desc), (out, desc)) {
+    if (!out || !desc || !desc->size)
+        return CUDA_ERROR_INVALID_VALUE;
+    *out = pool_new(&memories);
+    take_descriptor(desc->type, desc->handle.fd);
+    return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+API(CALL_CONTEXT, cuExternalMemoryGetMappedBuffer, (CUdeviceptr * out, CUexternalMemory memory, const CUDA_EXTERNAL_MEMORY_BUFFER_DESC *desc),
+    (out, memory, desc)) {
+    if (!out || !desc || !desc->size || !pool_holds(&memories, memory))
+        return CUDA_ERROR_INVALID_VALUE;
+    return alloc_device(context_current(), desc->size, MAP_ALLOC, out);
+}
+API(CALL_CONTEXT, cuDestroyExternalMemory, (CUexternalMemory memory), (memory)) {
+    if (!pool_holds(&memories, memory))
+        return CUDA_ERROR_INVALID_HANDLE;
+    pool_delete(&memories, memory);
+    return CUDA_SUCCESS;
+}
+API(CALL_CONTEXT, cuImportExternalSemaphore, (CUexternalSemaphore * out, const CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC *desc), (out, desc)) {
+    if (!out || !desc)
+        return CUDA_ERROR_INVALID_VALUE;
+    *out = pool_new(&semaphores);
+    take_descriptor(desc->type, desc->handle.fd);
+    return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+API(CALL_CONTEXT, cuDestroyExternalSemaphore, (CUexternalSemaphore semaphore), (semaphore)) {
+    if (!pool_holds(&semaphores, semaphore))
+        return CUDA_ERROR_INVALID_HANDLE;
+    pool_delete(&semaphores, semaphore);
+    return CUDA_SUCCESS;
+}

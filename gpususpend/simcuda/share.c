@@ -1,0 +1,164 @@
+/* Sharing with other processes: exported descriptors and legacy IPC handles. */
+#define _GNU_SOURCE
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "simcuda.h"
+
+/* ---- VMM handles ---- */
+
+static CUresult exportable(CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type, uint64_t *id) {
+    memory_lock();
+    struct memory *memory = memory_by_handle(handle);
+    CUresult result = CUDA_ERROR_INVALID_VALUE;
+    if (memory && type && (memory->object.prop.requestedHandleTypes & type) == type) {
+        *id = memory->object.id;
+        result = CUDA_SUCCESS;
+    }
+    memory_unlock();
+    return result;
+}
+
+/* A fabric handle is 64 bytes: enough to be counted and refused; importing one comes with a later stage. */
+static void fabric_bytes(CUmemFabricHandle *out, uint64_t id) {
+    memset(out, 0, sizeof *out);
+    memcpy(out->data, "simfabric", 9);
+    memcpy(out->data + 16, &id, sizeof id);
+}
+
+API(CALL_INIT, cuMemExportToShareableHandle, (void *out, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type, unsigned long long flags),
+    (out, handle, type, flags)) {
+    uint64_t id;
+    if (!out || flags || (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && type != CU_MEM_HANDLE_TYPE_FABRIC))
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = exportable(handle, type, &id);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+        return machine_export(id, out);
+    fabric_bytes(out, id);
+    return CUDA_SUCCESS;
+}
+
+API(CALL_INIT, cuMemImportFromShareableHandle, (CUmemGenericAllocationHandle * out, void *handle, CUmemAllocationHandleType type), (out, handle, type)) {
+    struct machine_object object;
+    if (!out || (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && type != CU_MEM_HANDLE_TYPE_FABRIC))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (type == CU_MEM_HANDLE_TYPE_FABRIC)
+        return CUDA_ERROR_NOT_PERMITTED;
+    CUresult result = machine_import((int)(intptr_t)handle, &object);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (object.device >= 0 && device_ordinal(object.device) < 0) {
+        machine_object_drop(object.id);
+        return CUDA_ERROR_INVALID_DEVICE;
+    }
+    struct memory *memory = memory_new(&object, MEM_VMM, object.creator != machine_nonce());
+    memory->handle_refs = 1;
+    *out = memory->handle;
+    return CUDA_SUCCESS;
+}
+
+/* ---- legacy IPC of cuMemAlloc memory ---- */
+
+struct ipc_bytes {
+    char magic[8];
+    uint64_t object, creator, size, serial;
+    char padding[24];
+};
+_Static_assert(sizeof(struct ipc_bytes) == sizeof(CUipcMemHandle), "an IPC handle is 64 bytes");
+
+API(CALL_CONTEXT, cuIpcGetMemHandle, (CUipcMemHandle * out, CUdeviceptr va), (out, va)) {
+    struct mapping m;
+    if (!out || !mapping_find(va, &m))
+        return CUDA_ERROR_INVALID_VALUE;
+    bool capable = m.kind == MAP_ALLOC;
+    struct ipc_bytes bytes = {"simIPC", 0, machine_nonce(), m.size, m.buffer_id, ""};
+    if (capable)
+        bytes.object = m.memory->object.id;
+    mapping_done(&m);
+    if (!capable)
+        return CUDA_ERROR_INVALID_VALUE;
+    memcpy(out, &bytes, sizeof bytes);
+    return CUDA_SUCCESS;
+}
+
+/* Count one more open of the same handle in the context, if there is one already. */
+static bool open_again(uint64_t object, CUcontext context, CUdeviceptr *out) {
+    int count;
+    bool found = false;
+    memory_lock();
+    struct mapping *rows = mapping_edit(&count);
+    for (int i = 0; i < count && !found; i++)
+        if (rows[i].kind == MAP_IPC && rows[i].context == context && rows[i].memory->object.id == object) {
+            rows[i].opens++;
+            *out = rows[i].va;
+            found = true;
+        }
+    mapping_publish();
+    memory_unlock();
+    return found;
+}
+
+static CUresult ipc_open(CUdeviceptr *out, CUipcMemHandle handle, unsigned flags) {
+    struct ipc_bytes bytes;
+    struct machine_object object;
+    CUcontext context = context_current();
+    memcpy(&bytes, &handle, sizeof bytes);
+    if (!out || flags & ~(unsigned)CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS || memcmp(bytes.magic, "simIPC", 6))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (bytes.creator == machine_nonce())
+        return CUDA_ERROR_INVALID_CONTEXT; /* a process cannot open its own */
+    if (open_again(bytes.object, context, out))
+        return CUDA_SUCCESS;
+    CUresult result = machine_object_hold(bytes.object, &object);
+    if (result != CUDA_SUCCESS)
+        return CUDA_ERROR_INVALID_VALUE; /* freed meanwhile */
+    if (object.ipc_refused || !object.ipc_capable || device_ordinal(object.device) < 0) {
+        /* Measured: after its owner's restore, memory can no longer be opened. */
+        result = object.ipc_refused ? CUDA_ERROR_NOT_PERMITTED : CUDA_ERROR_INVALID_VALUE;
+        machine_object_drop(object.id);
+        return result;
+    }
+    struct memory *memory = memory_new(&object, MEM_IPC, true);
+    struct mapping m = {
+        .va = reserve_range(object.size, GRANULE, 0), .size = bytes.size, .span = object.size, .memory = memory, .kind = MAP_IPC,
+        .context = context, .device = memory->device, .opens = 1, .buffer_id = mapping_new_buffer_id(),
+    };
+    m.access[context->device] = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    memory_lock();
+    bool inserted = m.va && mapping_insert(&m);
+    memory_unlock();
+    if (!inserted) {
+        memory_put(memory);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    *out = m.va;
+    return CUDA_SUCCESS;
+}
+API(CALL_CONTEXT, cuIpcOpenMemHandle, (CUdeviceptr * out, CUipcMemHandle handle, unsigned flags), (out, handle, flags)) { return ipc_open(out, handle, flags); }
+API(CALL_CONTEXT, cuIpcOpenMemHandle_v2, (CUdeviceptr * out, CUipcMemHandle handle, unsigned flags), (out, handle, flags)) {
+    return ipc_open(out, handle, flags);
+}
+
+API(CALL_CONTEXT, cuIpcCloseMemHandle, (CUdeviceptr va), (va)) {
+    int count, left = -1;
+    struct mapping closed = {0};
+    memory_lock();
+    struct mapping *rows = mapping_edit(&count);
+    for (int i = 0; i < count; i++)
+        if (rows[i].kind == MAP_IPC && rows[i].va == va)
+            left = --rows[i].opens;
+    mapping_publish();
+    if (left == 0)
+        mapping_remove(va, &closed);
+    memory_unlock();
+    if (left < 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (left == 0) {
+        release_range(closed.va, closed.span);
+        mapping_done(&closed);
+    }
+    return CUDA_SUCCESS;
+}
