@@ -1,0 +1,212 @@
+"""Suspend, rollback and resume on a model that refuses every wrong order: each step fails, dies or is interrupted."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from gpususpend import errors
+from gpususpend.journal import Stage
+from gpususpend.resume import resume
+from gpususpend.suspend import suspend
+from tests.unit.model import Scene, Wrong, scene
+
+DOWN = ["plan", "arena", "close-launch", "drain", "close-memory", "orphans", "release", "seal"]
+DOWN_DRIVER = ["driver:lock", "driver:checkpoint"]
+UP_DRIVER = ["driver:restore", "driver:unlock"]
+UP = ["load", "remap", "unseal", "bind", "check", "open"]
+
+
+def go_down(one: Scene) -> None:
+    """Suspend; it has to work."""
+    with one.session() as session:
+        suspend(session)
+    assert one.all_suspended() and one.record.stage is Stage.SUSPENDED
+
+
+def come_up(one: Scene) -> None:
+    """Resume; it has to work."""
+    with one.session() as session:
+        session.driver_used = True
+        resume(session)
+    assert one.all_running() and one.context.journal.records() == []
+
+
+def again(one: Scene) -> None:
+    """A whole cycle works afterwards."""
+    one.world.fail.clear()
+    one.record = one.context.journal.write(one.record)
+    go_down(one)
+    come_up(one)
+
+
+def test_cycle_in_the_right_order(tmp_path: Path) -> None:
+    """The order of the architecture, seen from outside."""
+    with scene(tmp_path) as one:
+        go_down(one)
+        order = one.world.order(*DOWN, *DOWN_DRIVER)
+        assert order == [*DOWN, *DOWN_DRIVER]
+        assert one.record.room_bytes == {"GPU-a": 3 * (2 << 30)}
+        one.world.calls.clear()
+        come_up(one)
+        assert one.world.order(*UP_DRIVER, "holder:end", *UP) == ["driver:restore", "holder:end", "driver:unlock", *UP]
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("call", [*DOWN, *DOWN_DRIVER, "driver:state"])
+def test_B19_FR30_every_step_down_fails_in_turn(tmp_path: Path, call: str, rank: int) -> None:
+    """Exit 4, everything runs again, and the next suspend works (B23: the outcome is told)."""
+    with scene(tmp_path) as one:
+        one.world.fail[f"{call} {one.pids[rank]}"] = 1
+        with one.session() as session, pytest.raises(errors.RolledBack) as caught:
+            suspend(session)
+        assert one.all_running(), caught.value
+        assert caught.value.exit_code == 4 and "all 3 processes run again" in str(caught.value)
+        assert caught.value.facts["count_not_running"] == 0
+        assert one.context.journal.records() == []
+        again(one)
+
+
+@pytest.mark.parametrize("call", ["holder:stop"])
+def test_B19_holder_fails(tmp_path: Path, call: str) -> None:
+    """The stop for the seal is refused."""
+    with scene(tmp_path) as one:
+        one.world.fail[call] = 1
+        with one.session() as session, pytest.raises(errors.RolledBack):
+            suspend(session)
+        assert one.all_running()
+        again(one)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("call", [*UP_DRIVER, *UP])
+def test_B14_every_step_up_fails_once_and_is_repeated(tmp_path: Path, call: str, rank: int) -> None:
+    """Exit 8, the gates stay shut, and the second resume works (pitfall 9)."""
+    with scene(tmp_path) as one:
+        go_down(one)
+        one.world.fail[f"{call} {one.pids[rank]}"] = 1
+        with one.session() as session, pytest.raises(errors.StillSuspended) as caught:
+            session.driver_used = True
+            resume(session)
+        assert caught.value.exit_code == 8 and caught.value.next_action == "retry"
+        if call != "open":
+            assert all(shim.gates == "closed" for shim in one.world.shims.values())
+        come_up(one)
+
+
+def test_B23_rollback_that_fails_is_told(tmp_path: Path) -> None:
+    """Suspend fails, then the way back fails: still suspended, with both reasons and the count."""
+    with scene(tmp_path) as one:
+        one.world.fail |= {"driver:checkpoint": 1, f"remap {one.pids[1]}": 1}
+        with one.session() as session, pytest.raises(errors.StillSuspended) as caught:
+            suspend(session)
+        assert "remap" in str(caught.value) and "3 of 3" in str(caught.value)
+        assert "checkpoint" in str(caught.value.cause.facts["first"])  # type: ignore[union-attr]
+        come_up(one)
+
+
+@pytest.mark.parametrize("call", [*DOWN, *DOWN_DRIVER])
+def test_FR2_death_of_a_rank_on_the_way_down(tmp_path: Path, call: str) -> None:
+    """It is named, and the others run again."""
+    with scene(tmp_path) as one:
+        one.world.on[f"{call} {one.pids[1]}"] = lambda: one.kill(1)
+        with one.session() as session, pytest.raises(errors.Lost) as caught:
+            suspend(session)
+        assert caught.value.facts["lost"] == [one.pids[1]] and caught.value.exit_code == 5
+        assert str(one.pids[1]) in str(caught.value) and "other 2 run again" in str(caught.value)
+        assert one.all_running()
+
+
+@pytest.mark.parametrize("call", [*UP_DRIVER, "load", "remap", "unseal", "check"])
+def test_FR2_death_of_a_rank_on_the_way_up(tmp_path: Path, call: str) -> None:
+    """The same for resume."""
+    with scene(tmp_path) as one:
+        go_down(one)
+        one.world.on[f"{call} {one.pids[1]}"] = lambda: one.kill(1)
+        with one.session() as session, pytest.raises(errors.Lost) as caught:
+            session.driver_used = True
+            resume(session)
+        assert caught.value.facts["lost"] == [one.pids[1]]
+        assert one.all_running()
+
+
+def test_FR2_death_while_suspended(tmp_path: Path) -> None:
+    """Seen at the resume."""
+    with scene(tmp_path) as one:
+        go_down(one)
+        one.kill(0)
+        with one.session() as session, pytest.raises(errors.Lost) as caught:
+            session.driver_used = True
+            resume(session)
+        assert caught.value.facts["lost"] == [one.pids[0]] and one.all_running()
+
+
+@pytest.mark.parametrize("call", [*DOWN[2:], *DOWN_DRIVER])
+def test_interrupt_rolls_back(tmp_path: Path, call: str) -> None:
+    """At the next barrier, whatever the step; exit 130."""
+    with scene(tmp_path) as one:
+
+        def interrupt() -> None:
+            one.context.interrupts.received = signal.SIGTERM
+
+        one.world.on[call] = interrupt
+        with one.session() as session, pytest.raises(errors.Interrupted) as caught:
+            suspend(session)
+        assert caught.value.exit_code == 130 and "SIGTERM" in str(caught.value)
+        assert one.all_running()
+        one.context.interrupts.received = None
+        again(one)
+
+
+def test_interrupt_does_not_stop_a_resume(tmp_path: Path) -> None:
+    """Half-way is nowhere to be left."""
+    with scene(tmp_path) as one:
+        go_down(one)
+        one.context.interrupts.received = signal.SIGINT
+        come_up(one)
+
+
+@pytest.mark.parametrize("call", DOWN_DRIVER)
+def test_driver_call_past_its_deadline_is_left_alone(tmp_path: Path, call: str) -> None:
+    """Exit 7, with pid and call, in the journal; a recover later brings everything back."""
+    with scene(tmp_path) as one:
+        name = f"{call} {one.pids[1]}"
+        one.world.hang.add(name)
+        import gpususpend.suspend as module
+
+        module.PENDING_GRACE_S, before = 0.1, module.PENDING_GRACE_S
+        try:
+            with one.session() as session, pytest.raises(errors.StateUnknown) as caught:
+                suspend(session)
+        finally:
+            module.PENDING_GRACE_S = before
+        assert caught.value.exit_code == 7 and str(one.pids[1]) in str(caught.value)
+        assert one.record.calls[0].pid == one.pids[1] and call.endswith(one.record.calls[0].call)
+        assert all(shim.gates == "closed" for shim in one.world.shims.values())
+        one.world.hang.clear()
+        come_up(one)
+
+
+@pytest.mark.parametrize("call", DOWN_DRIVER)
+def test_driver_call_that_returns_late_is_a_rollback(tmp_path: Path, call: str) -> None:
+    """Others are unlocked first (FR-4): the call may have waited for them."""
+    with scene(tmp_path) as one:
+        name = f"{call} {one.pids[1]}"
+        one.world.hang.add(name)
+        one.world.on["driver:unlock"] = one.world.hang.clear
+        one.world.on["driver:state"] = one.world.hang.clear
+        with one.session() as session, pytest.raises(errors.RolledBack) as caught:
+            suspend(session)
+        assert caught.value.next_action == "retry" and one.all_running()
+        again(one)
+
+
+def test_the_model_is_strict(tmp_path: Path) -> None:
+    """A wrong order is an error of the test, not an answer."""
+    with scene(tmp_path) as one, one.session() as session:
+        with pytest.raises(errors.StepFailed, match="release"):
+            session.verb("release", 5)
+        with pytest.raises(Wrong):
+            session.driver.lock(one.pids, 1)
