@@ -1,5 +1,6 @@
 """Two processes and one number in GPU memory: the child adds to it through CUDA IPC, the parent prints it."""
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -34,7 +35,7 @@ def parent():
     start()
     number = call(driver.cuMemAlloc, 4)
     call(driver.cuMemsetD32, number, 0, 1)
-    handle = bytes(call(driver.cuIpcGetMemHandle, number).reserved)
+    handle = ctypes.string_at(call(driver.cuIpcGetMemHandle, number).getPtr(), 64)
     subprocess.Popen([sys.executable, __file__, handle.hex()])
     while True:
         print(read(number), flush=True)
@@ -46,7 +47,7 @@ def child(handle):
     owner = os.getppid()
     start()
     shared = driver.CUipcMemHandle()
-    shared.reserved = bytes.fromhex(handle)
+    ctypes.memmove(shared.getPtr(), bytes.fromhex(handle), 64)
     number = call(driver.cuIpcOpenMemHandle, shared, 1)
     while os.getppid() == owner:
         call(driver.cuMemsetD32, number, read(number) + 1, 1)

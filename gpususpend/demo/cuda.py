@@ -16,6 +16,7 @@ from cuda.bindings import driver
 
 KERNELS = Path(__file__).with_name("kernels.ptx")
 POSIX_FD = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+IPC_BYTES = 64  # of an IPC handle, whose content cuda-bindings does not show
 BLOCK = 256
 MAX_GRID = 2048
 
@@ -29,7 +30,10 @@ def call(function: Callable[..., Any], *arguments: Any) -> Any:
 
     Raises CudaError when the driver answers anything but success.
     """
-    status, *results = function(*arguments)
+    try:
+        status, *results = function(*arguments)
+    except (RuntimeError, ValueError) as error:  # what cuda-bindings raises for a missing function, an unknown code
+        raise CudaError(f"{function.__name__}: {error}") from error
     if status != driver.CUresult.CUDA_SUCCESS:
         raise CudaError(f"{function.__name__}: {status.name} ({int(status)})")
     return results[0] if len(results) == 1 else tuple(results) or None
@@ -128,13 +132,13 @@ def export_fd(shared: Shared) -> int:
 
 def ipc_handle(address: int) -> bytes:
     """Return the 64 bytes that let another process open the allocation at `address`."""
-    return bytes(call(driver.cuIpcGetMemHandle, address).reserved)
+    return ctypes.string_at(call(driver.cuIpcGetMemHandle, address).getPtr(), IPC_BYTES)
 
 
 def ipc_open(handle: bytes) -> int:
     """Map another process's allocation; raises CudaError."""
     opaque = driver.CUipcMemHandle()
-    opaque.reserved = handle
+    ctypes.memmove(opaque.getPtr(), handle, IPC_BYTES)
     flag = int(driver.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)
     return int(call(driver.cuIpcOpenMemHandle, opaque, flag))
 

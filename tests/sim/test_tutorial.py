@@ -24,7 +24,8 @@ def place(tmp_path: Path) -> Path:
     shutil.copytree(PAGE.parent, tmp_path / "docs" / "tutorial")
     commands = tmp_path / "bin"
     commands.mkdir()
-    for name, words in {"nvsnap-gpu-suspend": f"'{sys.executable}' -m gpususpend", "python": f"'{sys.executable}'"}.items():
+    python = f"'{sys.executable}'"
+    for name, words in {"python": python, "nvsnap-gpu-suspend": f"{python} -m gpususpend"}.items():
         (commands / name).write_text(f'#!/bin/sh\nexec {words} "$@"\n')
         (commands / name).chmod(0o755)
     return tmp_path
