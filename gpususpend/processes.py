@@ -21,7 +21,7 @@ PROC = "/proc"
 
 # Device nodes of the driver, and the files by which the simulated driver stands in for them.  Libraries whose names
 # contain "nvidia" are mapped by any program that links them and are no sign of use.
-_NODE = re.compile(r"^/dev/nvidia|/nvidiactl[^/]*$")
+_NODE = re.compile(r"^/dev/nvidia|/nvidia(\d+|ctl[^/]*)$")
 
 
 @dataclass(frozen=True)

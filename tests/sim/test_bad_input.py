@@ -1,0 +1,310 @@
+"""Bad input: one clear line each, exit 2 or 3 before anything changed, the workload untouched."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gpususpend import processes
+from tests.programs.client import Worker
+from tests.programs.setting import Setting
+from tests.programs.tool import Answer, Tool
+from tests.sim import ordinary
+from tests.unit.fake_shim import sleeper
+
+MIB = 1 << 20
+Start = Callable[..., Worker]
+
+
+def refused(answer: Answer, word: str, *named: object, exit_code: int = 3) -> None:
+    """Check the exit code, the word, that the message is one line and names what it must."""
+    answer.expect(exit_code)
+    data = answer.json
+    assert (data["ok"], data["reason"], data["exit_code"]) == (False, word, exit_code), answer
+    message = data["error"]["message"]
+    assert "\n" not in message and data["next"] in ("retry", "cold-start", "operator")
+    for name in named:
+        assert str(name) in message, f"{name} is not in: {message}"
+    lines = [line for line in answer.stderr.splitlines() if line]
+    assert lines == [f"nvsnap-gpu-suspend: {message}"], answer
+
+
+def untouched(tool: Tool, *workers: Worker) -> None:
+    """Check that workers run, hold their content, and that no record was left."""
+    for worker in workers:
+        worker.check()
+    for group in tool.run("status").expect(0).json["groups"]:
+        assert group["state"] == "running" and group["id"] is None, group
+
+
+@pytest.mark.parametrize("word", ["abc", "0", "12x", "1.5", "٣", "99999999999999999999", "0x10"])
+def test_not_a_number(tool: Tool, word: str) -> None:
+    """Neither here nor behind --tree."""
+    refused(tool.run("suspend", word), "not-a-number", word, exit_code=2)
+    refused(tool.run("suspend", "--tree", word), "not-a-number", word, exit_code=2)
+
+
+def test_malformed_arguments(tool: Tool) -> None:
+    """Every command answers in JSON too."""
+    refused(tool.run("suspend"), "no-target", exit_code=2)
+    refused(tool.run("suspend", "--all", 1), "usage", exit_code=2)
+    for words in (["suspend", "--bogus"], ["resume", "--timeout", "x", 1], ["suspend", "--timeout", "-1", 1],
+                  ["bogus"], ["suspend", "--driver", "amd", 1], ["run"]):
+        assert tool.run(*words).expect(2).json["ok"] is False
+
+
+@pytest.mark.parametrize("command", ["suspend", "resume", "status"])
+def test_no_such_process(tool: Tool, command: str) -> None:
+    """A pid that nobody has."""
+    gone = subprocess.Popen([sys.executable, "-c", "pass"])
+    gone.wait()
+    refused(tool.run(command, gone.pid), "no-such-process", gone.pid)
+
+
+def test_thread_id(tool: Tool) -> None:
+    """The process that it belongs to is named."""
+    with sleeper("import threading; threading.Thread(target=time.sleep, args=(600,), daemon=True).start()") as child:
+        tid = next(int(name) for name in os.listdir(f"/proc/{child.pid}/task") if int(name) != child.pid)
+        refused(tool.run("suspend", tid), "thread-id", tid, child.pid)
+
+
+def test_own_ancestor(tool: Tool) -> None:
+    """The command would freeze whoever waits for it."""
+    refused(tool.run("suspend", os.getpid()), "own-ancestor", os.getpid())
+
+
+def test_process_of_another_user(tool: Tool) -> None:
+    """Seen from an ordinary user; its own state directory is not asked for."""
+    with sleeper() as child:
+        refused(ordinary.run(tool, "suspend", child.pid, env={"NVSNAP_GPU_SUSPEND_STATE_DIR": ""}), "other-user",
+                child.pid)
+
+
+@contextlib.contextmanager
+def in_namespace(option: str) -> Iterator[int]:
+    """Run a process in a namespace of its own; yields its pid as seen from here."""
+    if os.geteuid() != 0:
+        pytest.skip("unshare needs root here")
+    extra = ["--fork"] if option == "--pid" else []
+    outer = subprocess.Popen(["unshare", option, *extra, sys.executable, "-c", "import time; time.sleep(60)"])
+    found = 0
+    try:
+        until = time.monotonic() + 20
+        while not found and time.monotonic() < until:
+            for process in processes.all_processes():
+                if outer.pid in (process.pid, process.parent) and process.comm.startswith("python"):
+                    found = process.pid
+        yield found
+    finally:
+        if found:
+            os.kill(found, signal.SIGKILL)
+        outer.kill()
+        outer.wait()
+
+
+@pytest.mark.parametrize(("option", "word"), [("--pid", "other-pid-namespace"), ("--net", "other-net-namespace")])
+def test_another_namespace(tool: Tool, option: str, word: str) -> None:
+    """With the way in."""
+    with in_namespace(option) as pid:
+        refused(tool.run("suspend", pid), word, pid, "nsenter")
+
+
+def test_nothing_with_cuda(tool: Tool) -> None:
+    """A group without a single CUDA process is a mistake."""
+    with sleeper() as child:
+        refused(tool.run("suspend", child.pid), "nothing-found")
+        assert child.poll() is None
+
+
+def test_B02_squatter(tool: Tool) -> None:
+    """A process that took the name of another one's socket is not talked to."""
+    with sleeper() as victim:
+        code = (
+            "import socket; s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); "
+            f"s.bind('\\0nvsnap-gpushare.{victim.pid}'); s.listen()"
+        )
+        with sleeper(code) as squatter:
+            refused(tool.run("suspend", victim.pid), "wrong-peer", victim.pid, squatter.pid)
+            refused(tool.run("status", victim.pid), "wrong-peer", victim.pid, squatter.pid)
+
+
+def test_unknown_protocol_version(tool: Tool) -> None:
+    """A shim of the future."""
+    code = (
+        "import socket, threading\n"
+        "s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)\n"
+        "s.bind(f'\\0nvsnap-gpushare.{os.getpid()}'); s.listen()\n"
+        "def serve():\n"
+        "    while True:\n"
+        "        c, _ = s.accept(); c.recv(4096); c.send(b'err 1 code=version supported=9')\n"
+        "threading.Thread(target=serve, daemon=True).start()"
+    )
+    with sleeper(code) as child:
+        refused(tool.run("suspend", child.pid), "protocol-version", child.pid, 9)
+
+
+def test_B01_client_of_another_user_gets_no_reply(start_worker: Start, tool: Tool) -> None:
+    """The server hangs up; the tool of that user refuses before it even asks."""
+    worker = start_worker(0)
+    code = (
+        "import os, socket, sys\n"
+        f"s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); s.connect('\\0nvsnap-gpushare.{worker.pid}')\n"
+        "s.settimeout(20)\n"
+        "try:\n    s.send(b'1 hello'); print(s.recv(100))\nexcept OSError as e: print(b'')\n"
+    )
+    command = ["setpriv", f"--reuid={ordinary.UID}", "--clear-groups", ordinary.python(), "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd="/")
+    assert done.stdout.strip() == "b''", done
+    refused(ordinary.run(tool, "suspend", worker.pid, env={"NVSNAP_GPU_SUSPEND_STATE_DIR": ""}), "other-user")
+    untouched(tool, worker)
+
+
+def test_B01_client_outside_the_pid_namespace_gets_no_reply(machine: Setting, tool: Tool) -> None:
+    """To a container's process a client outside has no pid: nobody knows who it is."""
+    if os.geteuid() != 0:
+        pytest.skip("unshare needs root here")
+    code = (
+        "from cuda.bindings import driver\nimport os, time\n"
+        "assert int(driver.cuInit(0)[0]) == 0\nprint(os.getpid(), flush=True)\ntime.sleep(60)"
+    )
+    command = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", code]
+    process = subprocess.Popen(command, env=machine.environ(with_shim=True), stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        inner_pid = int(process.stdout.readline())
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
+            link.settimeout(20)
+            link.connect(f"\0nvsnap-gpushare.{inner_pid}")
+            with contextlib.suppress(BrokenPipeError):
+                link.send(b"1 hello")
+            with contextlib.suppress(ConnectionResetError):
+                assert link.recv(1000) == b""
+        # Seen from here it has another pid, and is refused before anybody connects.
+        below = processes.descendants([process.pid], processes.all_processes())
+        pid = next(one.pid for one in below if one.inner_pid == inner_pid)
+        refused(tool.suspend(pid), "other-pid-namespace", pid, inner_pid)
+    finally:
+        process.kill()
+        process.wait()
+        if process.stdout:
+            process.stdout.close()
+
+
+def test_state_directory_of_another_user(tool: Tool, tmp_path: Path) -> None:
+    """B15 through the command line."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root to give a directory away")
+    path = tmp_path / "state"
+    path.mkdir(mode=0o700)
+    os.chown(path, ordinary.UID, ordinary.UID)
+    for command in ("suspend", "status", "resume", "stop", "recover", "gpus"):
+        words = [command] if command in ("status", "recover", "gpus") else [command, "1"]
+        refused(tool.run(*words, "--state-dir", str(path)), "unsafe-state-dir", path, ordinary.UID)
+    assert list(path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["link", "file", "mode"])
+def test_B15_state_directory_that_is_none(tool: Tool, tmp_path: Path, kind: str) -> None:
+    """A symbolic link, a file, a mode that lets others in: refused, and the target untouched."""
+    path, target = tmp_path / "state", tmp_path / "target"
+    target.mkdir(mode=0o700)
+    (target / "precious").write_text("precious")
+    if kind == "link":
+        path.symlink_to(target)
+    elif kind == "file":
+        path.write_text("precious")
+    else:
+        path.mkdir()
+        path.chmod(0o777)
+    refused(tool.run("status", "--state-dir", str(path)), "unsafe-state-dir", path)
+    assert [item.name for item in target.iterdir()] == ["precious"]
+    assert kind != "file" or path.read_text() == "precious"
+
+
+def test_no_driver(tool: Tool, tmp_path: Path) -> None:
+    """On a machine without NVIDIA's driver, with a process that seems to use it."""
+    if os.path.exists("/dev/nvidiactl"):
+        pytest.skip("this machine has the driver")
+    node = tmp_path / "nvidia0"
+    node.touch()
+    env = {"LD_LIBRARY_PATH": ""}
+    with sleeper(f"f = open('{node}')") as child:
+        refused(tool.run("suspend", child.pid, env=env), "no-driver", "libcuda")
+
+
+def test_wrong_driver(start_worker: Start, tool: Tool) -> None:
+    """A simulated process, and the option left out."""
+    worker = start_worker(0)
+    refused(tool.run("suspend", worker.pid), "driver-mismatch", worker.pid, "--driver sim")
+    untouched(tool, worker)
+
+
+def test_unshimmed_process(start_worker: Start, tool: Tool) -> None:
+    """Named, with the way out."""
+    bare = start_worker(0, shim=False)
+    block = bare.alloc(MIB)
+    bare.fill(block, MIB, 1)
+    refused(tool.suspend(bare.pid), "no-shim", bare.pid, "run --", "--allow-unshimmed")
+    bare.check()
+
+
+def test_unshimmed_process_that_may_share(start_worker: Start, tool: Tool) -> None:
+    """Allowed only where nobody can map its memory."""
+    first, second = start_worker(0, shim=False), start_worker(0, shim=False)
+    answer = tool.suspend(first.pid, options=("--allow-unshimmed",))
+    refused(answer, "may-share", first.pid, second.pid)
+
+
+def test_half_of_a_sharing_group(start_worker: Start, tool: Tool) -> None:
+    """Seen from either side, and both run on."""
+    owner, other = start_worker(0), start_worker(1)
+    block = owner.alloc(MIB)
+    owner.fill(block, MIB, 5)
+    other.expect(other.ipc_open(owner.ipc_get(block)), MIB, [5])
+    refused(tool.suspend(owner.pid), "half-group", other.pid)
+    refused(tool.suspend(other.pid), "half-group", owner.pid)
+    untouched(tool, owner, other)
+
+
+def test_process_that_is_gone_meanwhile(start_worker: Start, tool: Tool) -> None:
+    """Killed just before: no such process, and the other is untouched."""
+    worker, dying = start_worker(0), start_worker(0)
+    dying.kill()
+    refused(tool.suspend(worker.pid, dying.pid), "no-such-process", dying.pid)
+    untouched(tool, worker)
+
+
+def test_driver_too_old(start_worker: Start, tool: Tool, machine: Setting) -> None:
+    """The version is in the message. (The simulated driver is never too old, so the check itself is asked.)"""
+    from gpususpend import errors, preflight
+
+    for version in ("565.77", "550.54.15", "", "unknown"):
+        with pytest.raises(errors.DriverTooOld) as caught:
+            preflight.check_driver_version(version, simulated=False)
+        assert "570" in str(caught.value)
+    preflight.check_driver_version("570.86.10", simulated=False)
+
+
+def test_every_command_has_help_with_an_example(tool: Tool) -> None:
+    """And says it in no time."""
+    for command in ("suspend", "resume", "stop", "status", "gpus", "recover", "run", "env"):
+        answer = tool.run(command, "--help", json_out=False).expect(0)
+        assert "Example:" in answer.stdout and f"nvsnap-gpu-suspend {command}" in answer.stdout
+
+
+def test_socket_is_there(start_worker: Start) -> None:
+    """The name that all of this is about."""
+    worker = start_worker(0)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
+        link.connect(f"\0nvsnap-gpushare.{worker.pid}")
+        link.send(b"1 hello")
+        assert link.recv(1000).startswith(b"ok 1")
