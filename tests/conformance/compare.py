@@ -1,7 +1,8 @@
 """`python -m tests.conformance.compare A B`: where two reports, or a report and `expected.json`, disagree.
 
 Exits with 1 if they do. An entry of `expected.json` is `{"value": v, "basis": "measured" | "assumed"}`, with `"shim"`
-beside it where the shim changes the answer on purpose.
+beside it where the shim changes the answer on purpose, and `"sim"` where the simulated driver does, for what a later
+stage brings.
 """
 
 from __future__ import annotations
@@ -32,11 +33,12 @@ class Answers(NamedTuple):
     partial: set[str]
 
 
-def load(path: Path, *, shim: bool = False) -> Answers:
-    """Read a report, or expectations as they are with or without the shim."""
+def load(path: Path, *, shim: bool = False, simulated: bool = False) -> Answers:
+    """Read a report, or expectations as they are for this driver with or without the shim."""
     content = json.loads(path.read_text())
     if "expected" in content:
-        values = {case: {question: entry["shim"] if shim and "shim" in entry else entry["value"]
+        changes = [name for name, wanted in (("shim", shim), ("sim", simulated)) if wanted]
+        values = {case: {question: next((entry[name] for name in changes if name in entry), entry["value"])
                          for question, entry in questions.items()}
                   for case, questions in content["expected"].items()}
         basis = {case: {question: entry["basis"] for question, entry in questions.items()}
@@ -80,8 +82,10 @@ def main(arguments: list[str]) -> int:
         print("usage: python -m tests.conformance.compare A B   (B may be `expected`)", file=sys.stderr)
         return 2
     paths = [EXPECTED if name == "expected" else Path(name) for name in arguments]
-    through_shim = any(json.loads(path.read_text()).get("shim") for path in paths)
-    found = differences(*(load(path, shim=through_shim) for path in paths))
+    reports = [json.loads(path.read_text()) for path in paths]
+    through_shim = any(report.get("shim") for report in reports)
+    simulated = any(report.get("driver") == "sim" for report in reports)
+    found = differences(*(load(path, shim=through_shim, simulated=simulated) for path in paths))
     print(table(found) if found else "no differences")
     return 1 if found else 0
 

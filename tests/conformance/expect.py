@@ -34,8 +34,9 @@ def merge(expected: dict[str, dict[str, Entry]], report: dict[str, Any], basis: 
             if entry is not None and entry["basis"] == "measured" and basis == "assumed":
                 continue
             fresh = {"value": value, "basis": basis, "by": report["driver_version"]}
-            if entry is None or {**entry, "shim": None} != {**fresh, "shim": None}:
-                known[question] = fresh | ({"shim": entry["shim"]} if entry and "shim" in entry else {})
+            fresh |= {name: entry[name] for name in ("shim", "sim") if entry and name in entry}
+            if entry != fresh:
+                known[question] = fresh
                 changed += 1
     return changed
 
