@@ -114,6 +114,11 @@ cdef void hostfunc_done(HostFunction *entry) noexcept nogil:
     gs_unlock(&hostfunc_mutex)
 
 
+cdef uint32_t hostfuncs_used() noexcept nogil:
+    """Return how many entries were ever taken: in steady work it stops growing."""
+    return hostfuncs.used
+
+
 cdef void hostfuncs_forget() noexcept nogil:
     """In a forked child: a new table when it is needed. The parent's may have been in the middle of a change."""
     hostfuncs.entries = NULL

@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 
 from shim.generate import header
-from shim.hooks import HOOKS, Hook, Variant
+from shim.hooks import HOOKS, Hook
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -21,13 +21,14 @@ CONTROL = r"""
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include "cuda_abi.h"
 #define EXPORT __attribute__((visibility("default")))
 
 struct record { const char *symbol; int calls; void *caller; };
 static struct record records[];
 static int version(void) { const char *v = getenv("STUB_VERSION"); return v ? atoi(v) : 13050; }
-static void note(int i) { records[i].calls++; }
+static void note(int i) { __atomic_add_fetch(&records[i].calls, 1, __ATOMIC_SEQ_CST); }
 #define NOTE(i) (note(i), records[i].caller = __builtin_return_address(0))
 
 static struct record *find(const char *symbol) {
@@ -44,6 +45,8 @@ EXPORT const char *stub_caller(const char *symbol) {
 EXPORT void *stub_own_lookup(const char *symbol) {
     return dlsym(dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD), symbol);
 }
+EXPORT int stub_hold;         /* while set, cuMemcpyDtoH_v2 and cuLaunchKernel do not return */
+static void hold(void) { while (__atomic_load_n(&stub_hold, __ATOMIC_SEQ_CST)) usleep(1000); }
 EXPORT int stub_captured;     /* what cuStreamIsCapturing answers */
 EXPORT CUhostFn stub_fn;      /* the host function that was given last */
 EXPORT void *stub_argument;
@@ -55,6 +58,8 @@ EXPORT int stub_new_abi(void) { return 0; }
 # What a symbol does beside counting; the parameters have the names of the table.
 BODIES = {
     "cuDriverGetVersion": "*driverVersion = version();",
+    "cuMemcpyDtoH_v2": "hold();",
+    "cuLaunchKernel": "hold();",
     "cuStreamIsCapturing": "*captureStatus = stub_captured;",
     "cuLaunchHostFunc": "if (!stub_fail) { stub_fn = fn; stub_argument = userData; } return stub_fail;",
     "cuStreamAddCallback": "if (!stub_fail) { stub_callback = callback; stub_argument = userData; } return stub_fail;",
@@ -142,8 +147,3 @@ def build(folder: Path, newest: int = 13050) -> Path:
         folder / "libcuda.so.1", source(newest),
         "-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-Bsymbolic", "-Wl,-soname,libcuda.so.1",
     )  # fmt: skip
-
-
-def per_thread(hook: Hook) -> bool:
-    """Tell whether a hook is the form for the per-thread default stream."""
-    return hook.variant is Variant.PER_THREAD

@@ -1,0 +1,54 @@
+"""The shim with a way in: the same C source, and exports for tests of what has no entry point of its own."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+from shim import build
+
+PREFIX = "__pyx_f_4shim_10interposer_"
+
+WAY_IN = r"""
+#include "interposer.c"
+#define EXPORT __attribute__((visibility("default")))
+EXPORT void inside_close(int cls) { @gate_close(cls); }
+EXPORT void inside_open(void) { @gate_open_all(); }
+EXPORT void inside_admit(unsigned n) { @gate_admit(n); }
+EXPORT unsigned inside_in_flight(int cls) { return @gate_in_flight(cls); }
+EXPORT unsigned inside_waiting(int cls) { return @gate_waiting(cls); }
+EXPORT unsigned inside_admitted(void) { return @gate_admitted(); }
+EXPORT int inside_closed(int cls) { return @gate_is_closed(cls); }
+EXPORT void inside_enter(int cls) { @gs_enter(cls, NULL, 0); }
+EXPORT void inside_leave(int cls) { @gs_leave(cls); }
+EXPORT void inside_bypass(int on) { gs_self.bypass = on; }
+EXPORT void inside_lock(int which) { gs_lock(which ? &tables_mutex : &start_mutex); }
+EXPORT void inside_unlock(int which) { gs_unlock(which ? &tables_mutex : &start_mutex); }
+EXPORT unsigned inside_hostfuncs(void) { return @hostfuncs_used(); }
+EXPORT unsigned inside_unknown(void) { return @unknown_abi_count(); }
+EXPORT unsigned long inside_format(char *out, unsigned long size, const char *text, int number, unsigned long wide) {
+    return gs_format(out, size, "<%s %.*s %d %u %lx %zu %c%%>", text, 2, text, number, number, wide, wide, 'c');
+}
+static void thread_of_ours(void *seen) { prctl(PR_GET_NAME, seen); ((char *)seen)[16] = 1; }
+EXPORT int inside_thread(char *seen) { return @start_thread(thread_of_ours, seen); }
+"""
+
+
+def build_inside(folder: Path) -> Path:
+    """Build the library into `folder` and return its path."""
+    work = folder / "work"
+    build.cythonize(work, allow_missing=True)
+    script = work / "exports.map"
+    script.write_text(script.read_text().replace("global:", "global:\n    inside_*;", 1))
+    source = work / "inside.c"
+    source.write_text(WAY_IN.replace("@", PREFIX))
+    out = folder / "libnvsnap_gpushare.so"
+    compiler = shlex.split(os.environ.get("CC") or "gcc")
+    subprocess.run(
+        [*compiler, *build.COMPILE_FLAGS, *build.GENERATED_CODE, "-O1", "-DGS_DEBUG", f"-I{build.SOURCES}", f"-I{work}",
+         *build.python_headers(work), *build.LINK_FLAGS, f"-Wl,--version-script={script}", "-o", str(out), str(source)],
+        check=True,
+    )  # fmt: skip
+    return out
