@@ -189,8 +189,8 @@ class Holder:
         if reply["error"] == "denied":
             return errors.CannotTrace(pid=reply["pid"], detail=reply["detail"], setting=reply["setting"])
         if reply["error"] == "late":
-            pids = [pid for pid, _ in reply["threads"]]
-            detail = "; ".join(thread for _, threads in reply["threads"] for thread in threads)
+            pids = [pid for pid, _ in reply["threads"]] or self._targets
+            detail = "; ".join(thread for _, threads in reply["threads"] for thread in threads) or "it is too busy"
             return errors.DeadlinePassed(step=f"holder: {verb}", seconds=deadline.seconds, pid=pids, detail=detail)
         return errors.HolderFailed(step=f"holder: {verb}", pid=self._targets, detail=reply["detail"])
 

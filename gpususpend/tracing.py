@@ -117,9 +117,11 @@ class Tracer:
             quiet_scans = 0
             # A listing that is read while threads come and go can miss one; a second look at a still process cannot.
             while quiet_scans < 2:
-                found = self._seize_new(targets, keep_names)
+                found = self._seize_new(targets, keep_names, deadline)
                 quiet_scans = 0 if found else quiet_scans + 1
                 self._await_stops(deadline)
+                if self._arriving or deadline.passed():
+                    raise StopLate(self._describe_arriving())
         except BaseException:
             self.go(deadline)
             raise
@@ -129,12 +131,7 @@ class Tracer:
         self._wanted = False
         for tid in list(self._held):
             self._detach(tid, self._held.pop(tid))
-        while self._arriving:
-            self.collect()
-            if deadline.passed():
-                break
-            if self._arriving:
-                self.signals.wait(min(_POLL_S, deadline.left()))
+        self._await_stops(deadline)
         return sorted(self._arriving)
 
     def counts(self) -> dict[int, int]:
@@ -157,9 +154,6 @@ class Tracer:
                 self._stopped(tid, status)
             else:
                 self._forget(tid)
-        for tid in [tid for tid in self._arriving if self._has_ended(tid)]:
-            # A leader that ended before its threads reports nothing until they have ended too.
-            self._arriving.discard(tid)
 
     def _stopped(self, tid: int, status: int) -> None:
         self._arriving.discard(tid)
@@ -184,15 +178,14 @@ class Tracer:
         self._held.pop(tid, None)
         self._owner.pop(tid, None)
 
-    def _has_ended(self, tid: int) -> bool:
-        return _thread_state(self._owner[tid], tid) in "ZX"
-
-    def _seize_new(self, targets: Sequence[Target], keep_names: Collection[str]) -> int:
+    def _seize_new(self, targets: Sequence[Target], keep_names: Collection[str], deadline: Deadline) -> int:
         found = 0
         for target in targets:
             if not lives(target):
                 continue
             for tid in _threads(target.pid):
+                if deadline.passed():
+                    return found
                 known = tid in self._held or tid in self._arriving or tid in target.keep_tids
                 if not known and _thread_name(target.pid, tid) not in keep_names:
                     found += self._seize(target.pid, tid)
@@ -214,13 +207,21 @@ class Tracer:
         return True
 
     def _await_stops(self, deadline: Deadline) -> None:
+        """Wait until no thread is arriving any more, or until the deadline."""
         while True:
+            before = len(self._arriving)
             self.collect()
-            if not self._arriving:
+            if len(self._arriving) == before:
+                self._drop_ended()
+            if not self._arriving or deadline.passed():
                 return
-            if deadline.passed():
-                raise StopLate(self._describe_arriving())
             self.signals.wait(min(_POLL_S, deadline.left()))
+
+    def _drop_ended(self) -> None:
+        """Forget leaders that ended before their threads: these report nothing until the threads have ended too."""
+        for tid in list(self._arriving):
+            if _thread_state(self._owner[tid], tid) in "ZX":
+                self._arriving.discard(tid)
 
     def _describe_arriving(self) -> dict[int, list[str]]:
         threads: dict[int, list[str]] = {}
