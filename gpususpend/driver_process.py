@@ -99,12 +99,14 @@ class Cuda:
     def devices(self) -> tuple[int, str, Any]:
         """Return every GPU: UUID, name and bytes of memory, in the driver's order."""
         code, name, count = self._call(self._driver.cuDeviceGetCount)
+        # Newer bindings dropped the suffix; the driver's function is the same.
+        get_uuid = getattr(self._driver, "cuDeviceGetUuid_v2", None) or self._driver.cuDeviceGetUuid
         found = []
         for index in range(count if code == 0 else 0):
             answers = [self._call(self._driver.cuDeviceGet, index)]
             device = answers[0][2]
             answers += [
-                self._call(self._driver.cuDeviceGetUuid_v2, device),
+                self._call(get_uuid, device),
                 self._call(self._driver.cuDeviceGetName, 256, device),
                 self._call(self._driver.cuDeviceTotalMem, device),
             ]
