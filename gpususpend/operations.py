@@ -70,9 +70,6 @@ def _prepared(context: Context, found: list[Found], allow_unshimmed: bool) -> It
     if not any(one.hello is not None or one.cuda for one in found):
         raise errors.NothingFound(what="none of the named processes uses CUDA")
     preflight.check_driver_kind(found, context.simulated)
-    for one in found:
-        if one.hello is not None:
-            preflight.check_driver_version(one.hello.text("driver"), context.simulated)
     group = _group(found)
     blank = Record("", Stage.SUSPENDING, "preflight", "", context.simulated, "", group.members)
     session = Session(context, group, blank)

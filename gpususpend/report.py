@@ -128,7 +128,8 @@ def error_data(error: errors.GpushareError | None) -> dict[str, Any] | None:
     """Return the JSON of an error: that of its cause inside, so that step, pid and driver code stand in one place."""
     if error is None:
         return None
-    cause = error.cause if isinstance(error, errors.Outcome) and error.cause is not None else error
+    inner = error.facts.get("cause")
+    cause = inner if isinstance(inner, errors.GpushareError) else error
     facts = {**cause.facts, **error.facts}
     facts.pop("cause", None)
     named = {name: facts.pop(name, None) for name in ("step", "pid", "cuda", "cuda_name")}

@@ -293,7 +293,9 @@ class ModelDriver:
         if any(self.world.states[pid] == DriverState.CHECKPOINTED and alive(pid) for pid in self.world.states):
             # Every failure before has to be told first.
             raise Wrong("unlock before all are restored")
-        return self._each("unlock", pids, lambda pid: self._move(pid, DriverState.LOCKED, DriverState.RUNNING, "unlock"))
+        return self._each(
+            "unlock", pids, lambda pid: self._move(pid, DriverState.LOCKED, DriverState.RUNNING, "unlock")
+        )
 
 
 class ModelHolder:
