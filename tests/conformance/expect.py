@@ -34,7 +34,7 @@ def merge(expected: dict[str, dict[str, Entry]], report: dict[str, Any], basis: 
             if entry is not None and entry["basis"] == "measured" and basis == "assumed":
                 continue
             fresh = {"value": value, "basis": basis, "by": report["driver_version"]}
-            fresh |= {name: entry[name] for name in ("shim", "sim") if entry and name in entry}
+            fresh |= {name: entry[name] for name in ("shim", "sim", "why") if entry and name in entry}
             if entry != fresh:
                 known[question] = fresh
                 changed += 1

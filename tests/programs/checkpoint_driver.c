@@ -1,9 +1,11 @@
 /* A libcuda.so.1 that has checkpoint calls and nothing else, for the answers that the simulated driver never gives.
  *
  * The pid decides: 1 success, 2 result 401, 3 result 4242 (unknown), 4 state 77 (unknown), 5 waits until the file named
- * by FAKE_RELEASE exists, 6 ends the calling process.  FAKE_INIT is the result of cuInit, FAKE_VERSION the driver's
- * version, FAKE_OLD hides the unlock, FAKE_PAIRS names a file for the GPU pairs of a restore.
+ * by FAKE_RELEASE exists (and makes FAKE_RELEASE.entered before), 6 ends the calling process.  FAKE_INIT is the result
+ * of cuInit, FAKE_VERSION the driver's version, FAKE_OLD hides the unlock, FAKE_PAIRS names a file for the GPU pairs of
+ * a restore.
  */
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,9 +14,13 @@
 static int answer(int pid)
 {
     const char *release = getenv("FAKE_RELEASE");
-    if (pid == 5)
-        while (release && access(release, F_OK))
+    if (pid == 5 && release) {
+        char entered[4096];
+        snprintf(entered, sizeof entered, "%s.entered", release);
+        close(creat(entered, 0600));
+        while (access(release, F_OK))
             usleep(1000);
+    }
     if (pid == 6)
         _exit(9);
     return pid == 2 ? 401 : pid == 3 ? 4242 : 0;

@@ -26,7 +26,7 @@ from tests.programs.calls import DriverError, Result, code_name
 from tests.programs.setting import ROOT, Setting
 from tests.programs.worker import nvidia_links
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 _numbers = itertools.count(1)
 
 
