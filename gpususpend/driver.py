@@ -175,8 +175,11 @@ class DriverProcess:
         self._helper.hang_up()
         # What it is in, it writes into the state directory before it answers; then nothing is left to wait for.
         with contextlib.suppress(HelperGone, HelperLate):
-            while "abandoned" not in self._helper.receive(Deadline(_GRACE_S)):
+            while "abandoned" not in (message := self._helper.receive(Deadline(_GRACE_S))):
                 pass
+            if not message["abandoned"]:
+                # Collected here; in a container nobody else might.
+                self._helper.ended(Deadline(_GRACE_S))
         self._helper.close()
 
     def __enter__(self) -> DriverProcess:
