@@ -101,7 +101,7 @@ API(CALL_ANY, cuInit, (unsigned flags), (flags)) {
     if (!atomic_load(&initialised)) {
         result = machine_attach();
         if (result == CUDA_SUCCESS)
-            result = service_start();
+            result = machine_device_count() ? service_start() : CUDA_ERROR_NO_DEVICE;
         if (result == CUDA_SUCCESS) {
             device_count = machine_device_count();
             pthread_atfork(NULL, NULL, forked_child);

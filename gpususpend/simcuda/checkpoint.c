@@ -1,7 +1,7 @@
 /* What a process does when it is locked, checkpointed, restored, unlocked; measured outcomes in cuda-facts.
  *
- * A checkpoint copies device memory into private memory of the process and leaves the machine: no descriptor, no
- * mapping of it is left (but exported descriptors that the application keeps, and one when a foreign import is held).
+ * A checkpoint copies device memory into private memory of the process and leaves the machine: no descriptor and no
+ * mapping of it is left but the exported descriptors that the application itself keeps, and those keep their memory.
  * The restore joins it again. What the real driver cannot restore loses the process: every later call hangs. */
 #define _GNU_SOURCE
 #include <poll.h>
@@ -104,13 +104,12 @@ CUresult checkpoint_checkpoint(void) {
         return CUDA_ERROR_ILLEGAL_STATE;
     if (managed_memory_exists())
         return CUDA_ERROR_NOT_SUPPORTED;
-    bool foreign = false, saved = true;
+    bool saved = true;
     restore_outcome = CUDA_SUCCESS;
     memory_lock();
     for (struct memory *m = memory_all(); m && saved; m = m->next) {
         CUresult outcome = outcome_of(m);
         restore_outcome = restore_outcome == CUDA_SUCCESS ? outcome : restore_outcome;
-        foreign = foreign || m->foreign;
         if (!m->foreign)
             saved = save(m);
     }
@@ -124,7 +123,7 @@ CUresult checkpoint_checkpoint(void) {
     memory_unlock();
     if (!saved)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    machine_detach(foreign);
+    machine_detach();
     atomic_store(&state, STATE_CHECKPOINTED);
     return CUDA_SUCCESS;
 }
@@ -236,7 +235,7 @@ CUresult checkpoint_restore(const struct request *request) {
         result = rebuild();
     }
     if (result != CUDA_SUCCESS) {
-        machine_detach(false);
+        machine_detach();
         return lose(result);
     }
     atomic_store(&state, STATE_LOCKED);

@@ -146,12 +146,12 @@ CUresult inject_check(const char *symbol) {
     return rule.action == ACT_FAIL ? rule.value : CUDA_SUCCESS;
 }
 
-/* Append "symbol result" to the file that SIMCUDA_TRACE names. */
+/* Append "symbol result pid" to the file that SIMCUDA_TRACE names. */
 void trace_call(const char *symbol, CUresult result) {
     if (trace_fd < 0)
         return;
     char line[160];
-    int length = snprintf(line, sizeof line, "%d %s %d\n", (int)getpid(), symbol, result);
+    int length = snprintf(line, sizeof line, "%s %d %d\n", symbol, result, (int)getpid());
     if (write(trace_fd, line, (size_t)length) < 0)
         return; /* a test's trace must not change what the call returns */
 }

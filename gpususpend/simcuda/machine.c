@@ -180,10 +180,17 @@ static int lock_folder(bool create) {
     }
 }
 
+/* Unlocked by name: a child that was forked meanwhile has the descriptor, too. */
+static void unlock_folder(int fd) {
+    if (fd < 0)
+        return;
+    flock(fd, LOCK_UN);
+    close(fd);
+}
+
 static uint64_t number_from(const char *variable, uint64_t otherwise) {
     const char *text = getenv(variable);
-    uint64_t value = text ? strtoull(text, NULL, 0) : 0;
-    return value ? value : otherwise;
+    return text && text[0] ? strtoull(text, NULL, 0) : otherwise;
 }
 
 static void format(struct machine *m) {
@@ -193,7 +200,7 @@ static void format(struct machine *m) {
     pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
     pthread_mutex_init(&m->lock, &attributes);
     /* A process that comes back from a checkpoint keeps the machine that it knew. */
-    m->devices = devices_here ? devices_here : (uint32_t)number_from("SIMCUDA_DEVICES", 2);
+    m->devices = memory_here ? devices_here : (uint32_t)number_from("SIMCUDA_DEVICES", 2);
     m->device_memory = memory_here ? memory_here : number_from("SIMCUDA_MEMORY", (uint64_t)4 << 30);
     if (m->devices > MAX_DEVICES)
         m->devices = MAX_DEVICES;
@@ -240,8 +247,6 @@ static bool take_slot(struct machine *m) {
         close(fd);
         return false;
     }
-    if (alive_fd >= 0)
-        close(alive_fd);
     alive_fd = fd;
     return true;
 }
@@ -266,7 +271,7 @@ CUresult machine_attach(void) {
     } else if (m) {
         munmap(m, sizeof *m);
     }
-    close(folder);
+    unlock_folder(folder);
     return result;
 }
 
@@ -292,8 +297,8 @@ static void remove_folder(void) {
     rmdir(state_folder());
 }
 
-/* Leave the machine; the last one removes it. keep_descriptor: as the real driver, when a foreign import is held. */
-void machine_detach(bool keep_descriptor) {
+/* Leave the machine with every descriptor and mapping of it; the last one removes it. */
+void machine_detach(void) {
     if (!machine || slot < 0)
         return;
     int folder = lock_folder(false);
@@ -307,23 +312,17 @@ void machine_detach(bool keep_descriptor) {
     reap(machine);
     bool empty = machine_is_empty(machine);
     pthread_mutex_unlock(&machine->lock);
-    struct flock unlock = {.l_type = F_UNLCK, .l_whence = SEEK_SET, .l_start = PROCESS_BYTE, .l_len = MAX_PROCESSES};
-    fcntl(alive_fd, F_OFD_SETLK, &unlock);
-    if (!keep_descriptor) {
-        close(alive_fd);
-        alive_fd = -1;
-    }
+    close(alive_fd);
+    alive_fd = -1;
     if (!exiting) {
         munmap(machine, sizeof *machine);
         machine = NULL;
     }
     if (folder >= 0 && empty)
         remove_folder();
-    if (folder >= 0)
-        close(folder);
+    unlock_folder(folder);
 }
 
-bool machine_attached(void) { return machine != NULL; }
 uint64_t machine_nonce(void) { return nonce; }
 int machine_device_count(void) { return (int)devices_here; }
 size_t machine_device_memory(void) { return memory_here; }
@@ -345,7 +344,7 @@ void machine_forked_child(void) {
 /* Other threads may still be inside the driver: the table stays mapped under them. */
 __attribute__((destructor)) static void leave_at_exit(void) {
     exiting = true;
-    machine_detach(false);
+    machine_detach();
 }
 
 /* ---- contexts and room ---- */
@@ -366,11 +365,29 @@ void machine_set_context(int physical, bool active) {
     pthread_mutex_unlock(&machine->lock);
 }
 
+/* Tell whether a process or an export has gone without a trace in the table; takes no lock. */
+static bool anything_dead(struct machine *m) {
+    int probe = open_in_folder("nvidiactl", O_RDWR);
+    bool dead = false;
+    for (int p = 0; p < MAX_PROCESSES && probe >= 0 && !dead; p++)
+        dead = m->processes[p].used && p != slot && !byte_locked(probe, PROCESS_BYTE + p);
+    for (uint32_t i = 0; i < m->exports_used && probe >= 0 && !dead; i++) {
+        uint64_t number = m->exports[i].number;
+        dead = number && !byte_locked(probe, EXPORT_BYTE + (off_t)number);
+    }
+    close(probe);
+    return dead;
+}
+
+/* Bytes free on a GPU. In the usual case without the table's lock: a thread that ptrace stops in the middle of this
+ * question holds up nobody. */
 size_t machine_device_free(int physical) {
-    lock_table(machine);
-    reap(machine);
+    if (anything_dead(machine)) {
+        lock_table(machine);
+        reap(machine);
+        pthread_mutex_unlock(&machine->lock);
+    }
     size_t used = used_on(machine, physical), all = machine->device_memory;
-    pthread_mutex_unlock(&machine->lock);
     return used < all ? all - used : 0;
 }
 
@@ -571,7 +588,6 @@ EXPORT CUresult simcudaDeviceUsage(int device, unsigned *pids, size_t *bytes, in
         if (m != machine)
             munmap(m, sizeof *m);
     }
-    if (folder >= 0)
-        close(folder);
+    unlock_folder(folder);
     return CUDA_SUCCESS;
 }

@@ -289,18 +289,47 @@ void stream_destroy_context(CUcontext context) {
 /* ---- handles ---- */
 
 enum { OWN_STREAMS = 16 };
-static _Thread_local CUstream own[OWN_STREAMS];
-static _Thread_local CUcontext own_context[OWN_STREAMS];
+struct own_streams { /* a thread's default streams */
+    CUcontext context[OWN_STREAMS];
+    CUstream stream[OWN_STREAMS];
+    uint64_t id[OWN_STREAMS]; /* a handle may have been given out anew */
+};
 
-/* The default stream of the calling thread in a context; a thread that used more contexts shares the last one. */
+static bool still_own(const struct own_streams *own, int i) {
+    return own->context[i] && pool_holds(&streams, own->stream[i]) && own->stream[i]->id == own->id[i];
+}
+
+static pthread_key_t own_key;
+static pthread_once_t own_once = PTHREAD_ONCE_INIT;
+
+static void end_own_streams(void *data) {
+    struct own_streams *own = data;
+    for (int i = 0; i < OWN_STREAMS; i++)
+        if (still_own(own, i))
+            stream_destroy(own->stream[i]);
+    free(own);
+}
+
+static void make_own_key(void) { pthread_key_create(&own_key, end_own_streams); }
+
+/* The default stream of the calling thread in a context; a thread that uses more contexts gets the legacy one. */
 static CUstream per_thread_stream(CUcontext context) {
-    for (int i = 0; i < OWN_STREAMS; i++) {
-        if (own_context[i] == context && pool_holds(&streams, own[i]) && own[i]->context == context)
-            return own[i];
-        if (!own_context[i] || !atomic_load(&own_context[i]->alive)) {
-            own_context[i] = context;
-            return own[i] = stream_create(context, CU_STREAM_DEFAULT, 0);
-        }
+    pthread_once(&own_once, make_own_key);
+    struct own_streams *own = pthread_getspecific(own_key);
+    if (!own) {
+        own = calloc(1, sizeof *own);
+        pthread_setspecific(own_key, own);
+    }
+    for (int i = 0; own && i < OWN_STREAMS; i++) {
+        if (own->context[i] == context && still_own(own, i))
+            return own->stream[i];
+        if (still_own(own, i))
+            continue;
+        CUstream stream = stream_create(context, CU_STREAM_DEFAULT, 0);
+        own->context[i] = context;
+        own->stream[i] = stream;
+        own->id[i] = stream ? stream->id : 0;
+        return stream;
     }
     return context->legacy;
 }

@@ -103,8 +103,7 @@ struct machine_object {
     CUmemAllocationProp prop;
 };
 CUresult machine_attach(void);
-void machine_detach(bool keep_descriptor);
-bool machine_attached(void);
+void machine_detach(void);
 int machine_device_count(void);
 size_t machine_device_memory(void);
 size_t machine_device_free(int physical);
