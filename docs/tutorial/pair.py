@@ -35,8 +35,8 @@ def parent():
     start()
     number = call(driver.cuMemAlloc, 4)
     call(driver.cuMemsetD32, number, 0, 1)
-    handle = ctypes.string_at(call(driver.cuIpcGetMemHandle, number).getPtr(), 64)
-    subprocess.Popen([sys.executable, __file__, handle.hex()])
+    handle = call(driver.cuIpcGetMemHandle, number)
+    subprocess.Popen([sys.executable, __file__, ctypes.string_at(handle.getPtr(), 64).hex()])
     while True:
         print(read(number), flush=True)
         time.sleep(0.5)

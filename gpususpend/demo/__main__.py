@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,13 +22,20 @@ STEPS_BEFORE = 3
 DEFAULT_MIB = {"sim": 64, "real": 4096}
 
 
-def run(machine: Machine, ranks: int, mib: int, cycles: int, deadline_s: float) -> dict[str, Any]:
-    """Run the demo on `machine` and return its result. Raises DemoError or CrewError at the first thing wrong."""
+def machine_say(machine: Machine) -> Callable[[str], None]:
+    """Return a function that prints a line of progress, which says so if it is about the simulated driver."""
     mark = "simulated: " if machine.simulated else ""
 
     def say(text: str) -> None:
-        click.echo(mark + text, err=True)
+        for line in text.splitlines():
+            click.echo(mark + line, err=True)
 
+    return say
+
+
+def run(machine: Machine, ranks: int, mib: int, cycles: int, deadline_s: float) -> dict[str, Any]:
+    """Run the demo on `machine` and return its result. Raises DemoError or CrewError at the first thing wrong."""
+    say = machine_say(machine)
     result = results.header(["python", "-m", "gpususpend.demo", *sys.argv[1:]], describe(machine))
     sizes = Sizes.of(mib)
     before = machine.use()
@@ -66,9 +73,13 @@ def main(ranks: int, mib: int | None, cycles: int, driver: str, deadline_s: floa
     """
     try:
         with find_machine(driver, ranks, mib or DEFAULT_MIB["sim"]) as machine:
-            kind = "sim" if machine.simulated else "real"
-            result = run(machine, ranks, mib or DEFAULT_MIB[kind], cycles, deadline_s)
-    except (DemoError, CrewError, NoDriver) as error:
+            try:
+                kind = "sim" if machine.simulated else "real"
+                result = run(machine, ranks, mib or DEFAULT_MIB[kind], cycles, deadline_s)
+            except (DemoError, CrewError) as error:
+                machine_say(machine)(f"error: {error}")
+                sys.exit(1)
+    except NoDriver as error:
         raise click.ClickException(str(error)) from error
     if as_json:
         click.echo(json.dumps(result, indent=1))

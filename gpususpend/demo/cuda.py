@@ -132,7 +132,8 @@ def export_fd(shared: Shared) -> int:
 
 def ipc_handle(address: int) -> bytes:
     """Return the 64 bytes that let another process open the allocation at `address`."""
-    return ctypes.string_at(call(driver.cuIpcGetMemHandle, address).getPtr(), IPC_BYTES)
+    handle = call(driver.cuIpcGetMemHandle, address)  # its memory goes with it
+    return ctypes.string_at(handle.getPtr(), IPC_BYTES)
 
 
 def ipc_open(handle: bytes) -> int:

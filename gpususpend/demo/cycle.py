@@ -91,7 +91,7 @@ class Tool:
             raise DemoError(f"{verb} did not end in {COMMAND_S:.0f} s") from None
         seconds = time.monotonic() - start
         if done.returncode:
-            raise DemoError(f"{verb} exited {done.returncode}: {done.stdout.strip()} {done.stderr.strip()}")
+            raise DemoError(f"{verb} exited with {done.returncode}: {done.stderr.strip()}")
         return Command(seconds, json.loads(done.stdout))
 
 
