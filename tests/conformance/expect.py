@@ -24,6 +24,10 @@ def merge(expected: dict[str, dict[str, Entry]], report: dict[str, Any], basis: 
         if one["status"] != "ok":
             continue
         known = expected.setdefault(case, {})
+        for question in known.keys() - one["seen"].keys():
+            # A question that is not asked any more. Cases ask the same with and without the shim.
+            del known[question]
+            changed += 1
         for question, value in one["seen"].items():
             entry = known.get(question)
             if report["shim"]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tests.conformance.case import MIB, Seen, Start, case
 from tests.programs.client import Worker
 
@@ -80,21 +82,42 @@ def after_disable(seen: Seen, start: Start) -> None:
     seen("after disable", reaches(worker, first, address))
 
 
+def copied(seen: Seen, worker: Worker, label: str, make: Callable[[int], int]) -> None:
+    """Copy between two devices without peer access by one form, `label`; `make` returns memory on a device."""
+    first, second = both(worker)
+    worker.use(second)
+    theirs = make(1)
+    worker.use(first)
+    mine = make(0)
+    worker.fill(mine, 2 * MIB, 1)
+    if label == "peer copy":
+        seen(label, worker.code("copy_peer", theirs, second, mine, first, 2 * MIB))
+    else:
+        seen(label, worker.code(label.replace(" ", "_"), theirs, mine, 2 * MIB))
+    seen(f"sync after {label}", worker.code("ctx_sync"))
+    wanted = worker.try_("read", mine, 64).value
+    worker.use(second)
+    seen(f"content after {label}", worker.code("ctx_sync") or worker.read(theirs, 64) == wanted)
+
+
+FORMS = ("copy dtod", "copy", "peer copy")
+
+
 @case(devices=2)
 def copies(seen: Seen, start: Start) -> None:
-    """Copies between devices need no peer access."""
-    worker = start(None)
-    first, second = both(worker)
-    mine = worker.alloc(MIB)
-    worker.fill(mine, MIB, 1)
-    worker.use(second)
-    theirs = worker.alloc(MIB)
-    worker.use(first)
-    seen("copy", worker.code("copy_dtod", theirs, mine, MIB))
-    seen("peer copy", worker.code("copy_peer", theirs, second, mine, first, MIB))
-    worker.use(second)
-    worker.expect(theirs, MIB, [1])
-    seen("content", worker.verify())
+    """Copies of memory of cuMemAlloc between devices need no peer access."""
+    for label in FORMS:
+        worker = start(None)
+        copied(seen, worker, label, lambda device, worker=worker: int(worker.alloc(2 * MIB)))
+
+
+@case(devices=2)
+def copies_of_mappings(seen: Seen, start: Start) -> None:
+    """Copies of mapped cuMem memory without access for the other device: only the peer copy is told where each lies."""
+    for label in FORMS:
+        worker = start(None)
+        copied(seen, worker, label,
+               lambda device, worker=worker: int(worker.block(2 * MIB, "device", device)["address"]))
 
 
 @case(devices=2)
