@@ -112,6 +112,8 @@ class Traffic:
                 self.steps += 1
         except CrewError as error:
             self._error = error
+        except OSError as error:  # the demo has failed meanwhile and closed the channels
+            self._error = CrewError(f"the channels were closed: {error}")
 
     def start(self) -> None:
         """Begin to step."""
