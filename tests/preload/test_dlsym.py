@@ -190,3 +190,27 @@ def test_another_dlsym(run: Run, built: Build, stub_driver: Path, shim_path: Pat
     found = _answers(run([built("lookups", LOOKUPS)], preload=preload, libraries=stub_driver))
     assert found["handle"] == shim_path.name
     assert found["libc"] == "libc.so.6"
+
+
+# Each calls the same function behind it: the genuine dlsym must see who asks.
+CHAIN = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+void chain(void) {
+    void (*next)(void) = dlsym(RTLD_NEXT, "chain");
+    printf("NAME %s\n", next ? "calls-on" : "last");
+    if (next && next != chain) next();
+}
+"""
+
+
+def test_rtld_next_of_others_keeps_its_caller(run: Run, built: Build, shim_path: Path) -> None:
+    """Pitfall 24's other side, (3) of cuda-facts 3.8: looked up on the shim's behalf, each would find itself."""
+    links = [built(f"libchain-{name}.so", CHAIN.replace("NAME", name), "-shared", "-fPIC") for name in "ABC"]
+    main = "int main(void) { alarm(10); chain(); return 0; }"
+    program = built("chain", main, f"-L{links[0].parent}", "-l:libchain-A.so")
+    for place in range(4):
+        preload = [*links[:place], shim_path, *links[place:]]
+        result = run([program], preload=preload, libraries=links[0].parent)
+        assert result.stdout == b"A calls-on\nB calls-on\nC last\n", preload

@@ -8,6 +8,9 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from tests.preload import stub
 from tests.preload.stub import ROOT
 
 Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
@@ -49,7 +52,12 @@ def check(run: Run, driver: Path, body: str, **env: str) -> str:
     return result.stderr.decode()
 
 
-def test_every_row_at_its_versions(run: Run, stub_driver: Path, shim_path: Path) -> None:
+ADDRESSES = pytest.mark.parametrize("env", [{}, {"STUB_ALIAS": "1"}], ids=["symbols", "other-addresses"])
+"""A driver may hand out the addresses of its symbols, and then a row is known by that, or others."""
+
+
+@ADDRESSES
+def test_every_row_at_its_versions(run: Run, stub_driver: Path, shim_path: Path, env: dict[str, str]) -> None:
     check(run, stub_driver, f"""
         for hook in EXPORTED:
             assert image(address(hook.symbol))[0] == "{shim_path.name}", hook
@@ -58,7 +66,7 @@ def test_every_row_at_its_versions(run: Run, stub_driver: Path, shim_path: Path)
                     for form in (4, 5):
                         found = ask(hook.name, version, flags, form)
                         assert found == address(hook.symbol), (hook, version, flags, form)
-    """)  # fmt: skip
+    """, **env)  # fmt: skip
 
 
 def test_the_wrappers_call_their_own_driver_function(run: Run, stub_driver: Path, shim_path: Path) -> None:
@@ -75,7 +83,8 @@ def test_the_wrappers_call_their_own_driver_function(run: Run, stub_driver: Path
     """)  # fmt: skip
 
 
-def test_two_abis_under_one_name(run: Run, stub_driver: Path) -> None:
+@ADDRESSES
+def test_two_abis_under_one_name(run: Run, stub_driver: Path, env: dict[str, str]) -> None:
     check(run, stub_driver, """
         assert ask("cuStreamWaitValue32", 8000) == address("cuStreamWaitValue32")
         assert ask("cuStreamWaitValue32", 11060) == address("cuStreamWaitValue32")
@@ -92,7 +101,7 @@ def test_two_abis_under_one_name(run: Run, stub_driver: Path) -> None:
         look = form(ask("cuGetProcAddress", 12000))
         assert look(b"cuMemAlloc", ctypes.addressof(found), 3020, 0, None) == 0
         assert found.value == address("cuMemAlloc_v2")
-    """)  # fmt: skip
+    """, **env)  # fmt: skip
 
 
 def test_what_is_not_in_the_table_is_the_drivers(run: Run, stub_driver: Path) -> None:
@@ -116,11 +125,14 @@ def test_odd_arguments_reach_the_driver(run: Run, stub_driver: Path) -> None:
     """)  # fmt: skip
 
 
-def test_newer_than_the_table_with_the_same_function_is_hooked(run: Run, stub_driver: Path) -> None:
+@ADDRESSES
+def test_newer_than_the_table_with_the_same_function_is_hooked(
+    run: Run, stub_driver: Path, env: dict[str, str]
+) -> None:
     log = check(run, stub_driver, """
         assert ask("cuMemAlloc", 14000) == address("cuMemAlloc_v2")
         assert ask("cuLaunchKernel", 14000, 2) == address("cuLaunchKernel_ptsz")
-    """, STUB_VERSION="14000", GPUSHARE_LOG="1")  # fmt: skip
+    """, STUB_VERSION="14000", GPUSHARE_LOG="1", **env)  # fmt: skip
     assert log == ""
 
 
@@ -133,13 +145,14 @@ def test_an_unknown_abi_is_never_given_a_known_wrapper(run: Run, stub_driver: Pa
     assert log.count("cuMemAlloc asked for at version 14000") == 1
 
 
-def test_an_old_driver_gives_what_it_has(run: Run, old_stub_driver: Path) -> None:
+@ADDRESSES
+def test_an_old_driver_gives_what_it_has(run: Run, old_stub_driver: Path, env: dict[str, str]) -> None:
     """Asked for CUDA 13 by a new library, a driver of 11.3 answers with its own newest ABI."""
     check(run, old_stub_driver, """
         assert ask("cuCtxCreate", 13000, form=4) == address("cuCtxCreate_v2")
         assert ask("cuMemcpyHtoD", 13000, 2, form=4) == address("cuMemcpyHtoD_v2_ptds")
         assert not hasattr(cuda, "cuMulticastCreate") and not hasattr(cuda, "cuGetProcAddress_v2")
-    """, STUB_VERSION="11030")  # fmt: skip
+    """, STUB_VERSION="11030", **env)  # fmt: skip
 
 
 def test_a_function_that_the_driver_lacks_is_not_supported(run: Run, old_stub_driver: Path) -> None:
@@ -150,4 +163,15 @@ def test_a_function_that_the_driver_lacks_is_not_supported(run: Run, old_stub_dr
         assert len(absent) > 20
         for hook in absent:
             assert getattr(shim, hook.symbol)(*[ctypes.c_void_p()] * len(hook.arguments)) == 801, hook
+    """, STUB_VERSION="11030")  # fmt: skip
+
+
+def test_a_real_pointer_is_never_our_own(run: Run, shim_path: Path, tmp_path: Path) -> None:
+    """A driver library in whose scope the shim lies: what it lacks would be found in us, and call itself for ever."""
+    flags = ("-Wl,--no-as-needed", f"-L{shim_path.parent}", f"-l:{shim_path.name}")
+    stub.build(tmp_path, 11030, *flags)
+    check(run, tmp_path, """
+        shim = ctypes.CDLL(os.environ["LD_PRELOAD"])
+        assert shim.cuMulticastAddDevice(None, None) == shim.cuMemPrefetchAsync_v2(None, None, None, None, None) == 801
+        assert shim.cuMemcpyHtoD_v2(None, None, None) == 0
     """, STUB_VERSION="11030")  # fmt: skip
