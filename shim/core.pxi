@@ -1,10 +1,36 @@
-# The shim core: its parts are included here, in the order in which they build on each other.
+# The shim core, in the order in which its parts build on each other.
+#
+#   tables       growing tables whose items never move; the innermost lock
+#   objects      physical allocations, their mappings and access
+#   uncarried    what a suspend must refuse
+#   wire         the text of the protocol, calling a peer
+#   contexts     contexts and devices
+#   handles, exports, imports, allocations, peers, ipc, hostmem, attributes, counted    the hooks
+#   staging      copies to and from the arena
+#   phases, seal, drain      what a suspend and a resume do
+#   control, verbs           the socket and its verbs
 
-cdef void control_start() noexcept nogil:
-    """Start the control threads and their socket."""
-    pass
+cdef enum:
+    HANDLE_TAG = 0x6753
 
-
-cdef void core_fork_child() noexcept nogil:
-    """In a forked child: empty all tables, close the sockets."""
-    pass
+include "syscalls.pxi"
+include "tables.pxi"
+include "objects.pxi"
+include "uncarried.pxi"
+include "wire.pxi"
+include "contexts.pxi"
+include "handles.pxi"
+include "exports.pxi"
+include "imports.pxi"
+include "allocations.pxi"
+include "peers.pxi"
+include "ipc.pxi"
+include "hostmem.pxi"
+include "attributes.pxi"
+include "counted.pxi"
+include "staging.pxi"
+include "phases.pxi"
+include "seal.pxi"
+include "drain.pxi"
+include "control.pxi"
+include "verbs.pxi"

@@ -1,0 +1,424 @@
+# Hooks of kinds that are not carried: each counts what it makes, and stops counting when that is destroyed.  Calls that
+# take a handle translate it.  Multicast objects get virtual handles like all others, so that their place is ready.
+
+cdef CUresult create_multicast(CUmemGenericAllocationHandle *handle, const CUmulticastObjectProp *prop) noexcept nogil:
+    """Create a multicast object, unless they are hidden."""
+    cdef Object *o
+    cdef CUmemGenericAllocationHandle real = 0
+    cdef CUresult rc
+    if hides_multicast():
+        return CUDA_ERROR_NOT_SUPPORTED
+    o = object_new(ORIGIN_CREATED)
+    if o == NULL:
+        return CUDA_ERROR_OUT_OF_MEMORY
+    rc = gs_real.cuMulticastCreate(&real, prop)
+    if rc != 0:
+        object_forget(o)
+        return rc
+    o.real = real
+    o.size = prop.size
+    o.cls = CLASS_OTHER
+    o.kind = KIND_MULTICAST
+    handle[0] = handle_of(o)
+    give_reference(o)
+    return 0
+
+
+cdef bint hides_multicast() noexcept nogil:
+    """Say whether multicast is hidden: it cannot be carried, and libraries fall back by themselves."""
+    cdef const char *value = getenv(b"GPUSHARE_MULTICAST")
+    return value == NULL or strcmp(value, b"keep") != 0
+
+
+cdef Object *pin_translated(CUmemGenericAllocationHandle *handle) noexcept nogil:
+    """Replace a virtual handle by the real one; the object is pinned, or NULL where the value is not ours."""
+    cdef Object *o = object_pin(handle[0]) if is_virtual(handle[0]) else NULL
+    if o != NULL:
+        handle[0] = o.real
+    return o
+
+
+cdef void unpin_translated(Object *o) noexcept nogil:
+    """Drop what `pin_translated` took."""
+    if o != NULL:
+        object_unpin(o)
+
+
+cdef public CUresult cuMulticastCreate(CUmemGenericAllocationHandle *mcHandle,
+                                       const CUmulticastObjectProp *prop) noexcept nogil:
+    """Create a multicast object."""
+    cdef CUresult rc
+    if gs_real.cuMulticastCreate == NULL and not gs_find(<void *>&gs_real.cuMulticastCreate):
+        return gs_absent()
+    gs_enter(GS_MEMORY, NULL, GS_NO_STREAM)
+    if mcHandle == NULL or prop == NULL:
+        rc = gs_real.cuMulticastCreate(mcHandle, prop)
+    else:
+        rc = create_multicast(mcHandle, prop)
+    gs_leave(GS_MEMORY)
+    return rc
+
+
+cdef public CUresult cuMulticastAddDevice(CUmemGenericAllocationHandle mcHandle, CUdevice dev) noexcept nogil:
+    """Add a device to a multicast object."""
+    cdef CUresult rc
+    cdef Object *mc
+    if gs_real.cuMulticastAddDevice == NULL and not gs_find(<void *>&gs_real.cuMulticastAddDevice):
+        return gs_absent()
+    gs_enter(GS_MEMORY, NULL, GS_NO_STREAM)
+    mc = pin_translated(&mcHandle)
+    rc = gs_real.cuMulticastAddDevice(mcHandle, dev)
+    unpin_translated(mc)
+    gs_leave(GS_MEMORY)
+    return rc
+
+
+cdef public CUresult cuMulticastBindMem(CUmemGenericAllocationHandle mcHandle, size_t mcOffset,
+                                        CUmemGenericAllocationHandle memHandle, size_t memOffset, size_t size,
+                                        unsigned long long flags) noexcept nogil:
+    """Bind memory to a multicast object."""
+    cdef CUresult rc
+    cdef Object *mc
+    cdef Object *mem
+    if gs_real.cuMulticastBindMem == NULL and not gs_find(<void *>&gs_real.cuMulticastBindMem):
+        return gs_absent()
+    gs_enter(GS_MEMORY, NULL, GS_NO_STREAM)
+    mc = pin_translated(&mcHandle)
+    mem = pin_translated(&memHandle)
+    rc = gs_real.cuMulticastBindMem(mcHandle, mcOffset, memHandle, memOffset, size, flags)
+    unpin_translated(mem)
+    unpin_translated(mc)
+    gs_leave(GS_MEMORY)
+    return rc
+
+
+cdef public CUresult cuMulticastBindMem_v2(CUmemGenericAllocationHandle mcHandle, CUdevice dev, size_t mcOffset,
+                                           CUmemGenericAllocationHandle memHandle, size_t memOffset, size_t size,
+                                           unsigned long long flags) noexcept nogil:
+    """Bind memory of a device to a multicast object."""
+    cdef CUresult rc
+    cdef Object *mc
+    cdef Object *mem
+    if gs_real.cuMulticastBindMem_v2 == NULL and not gs_find(<void *>&gs_real.cuMulticastBindMem_v2):
+        return gs_absent()
+    gs_enter(GS_MEMORY, NULL, GS_NO_STREAM)
+    mc = pin_translated(&mcHandle)
+    mem = pin_translated(&memHandle)
+    rc = gs_real.cuMulticastBindMem_v2(mcHandle, dev, mcOffset, memHandle, memOffset, size, flags)
+    unpin_translated(mem)
+    unpin_translated(mc)
+    gs_leave(GS_MEMORY)
+    return rc
+
+
+cdef public CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle mcHandle, size_t mcOffset, CUdeviceptr memptr,
+                                         size_t size, unsigned long long flags) noexcept nogil:
+    """Bind mapped memory to a multicast object."""
+    cdef CUresult rc
+    cdef Object *mc
+    if gs_real.cuMulticastBindAddr == NULL and not gs_find(<void *>&gs_real.cuMulticastBindAddr):
+        return gs_absent()
+    gs_enter(GS_MEMORY, NULL, GS_NO_STREAM)
+    mc = pin_translated(&mcHandle)
+    rc = gs_real.cuMulticastBindAddr(mcHandle, mcOffset, memptr, size, flags)
+    unpin_translated(mc)
+    gs_leave(GS_MEMORY)
+    return rc
+
+
+cdef public CUresult cuMulticastBindAddr_v2(CUmemGenericAllocationHandle mcHandle, CUdevice dev, size_t mcOffset,
+                                            CUdeviceptr memptr, size_t size, unsigned long long flags) noexcept nogil:
+    """Bind mapped memory of a device to a multicast object."""
+    cdef CUresult rc
+    cdef Object *mc
+    if gs_real.cuMulticastBindAddr_v2 == NULL and not gs_find(<void *>&gs_real.cuMulticastBindAddr_v2):
+        return gs_absent()
+    gs_enter(GS_MEMORY, NULL, GS_NO_STREAM)
+    mc = pin_translated(&mcHandle)
+    rc = gs_real.cuMulticastBindAddr_v2(mcHandle, dev, mcOffset, memptr, size, flags)
+    unpin_translated(mc)
+    gs_leave(GS_MEMORY)
+    return rc
+
+
+cdef public CUresult cuMulticastUnbind(CUmemGenericAllocationHandle mcHandle, CUdevice dev, size_t mcOffset,
+                                       size_t size) noexcept nogil:
+    """Unbind a range of a multicast object."""
+    cdef CUresult rc
+    cdef Object *mc
+    if gs_real.cuMulticastUnbind == NULL and not gs_find(<void *>&gs_real.cuMulticastUnbind):
+        return gs_absent()
+    gs_enter(GS_MEMORY, NULL, GS_NO_STREAM)
+    mc = pin_translated(&mcHandle)
+    rc = gs_real.cuMulticastUnbind(mcHandle, dev, mcOffset, size)
+    unpin_translated(mc)
+    gs_leave(GS_MEMORY)
+    return rc
+
+
+cdef public CUresult cuLogicalEndpointBindMem(cuuint32_t leId, CUdevice dev, cuuint64_t offset,
+                                              CUmemGenericAllocationHandle memHandle, cuuint64_t memOffset,
+                                              cuuint64_t size, unsigned long long flags) noexcept nogil:
+    """Bind memory to an endpoint."""
+    cdef CUresult rc
+    cdef Object *mem
+    if gs_real.cuLogicalEndpointBindMem == NULL and not gs_find(<void *>&gs_real.cuLogicalEndpointBindMem):
+        return gs_absent()
+    gs_enter(GS_MEMORY, NULL, GS_NO_STREAM)
+    mem = pin_translated(&memHandle)
+    rc = gs_real.cuLogicalEndpointBindMem(leId, dev, offset, memHandle, memOffset, size, flags)
+    unpin_translated(mem)
+    gs_leave(GS_MEMORY)
+    return rc
+
+
+cdef public CUresult cuMemPoolExportToShareableHandle(void *handle_out, CUmemoryPool pool,
+                                                      CUmemAllocationHandleType handleType,
+                                                      unsigned long long flags) noexcept nogil:
+    """Export a pool."""
+    cdef CUresult rc
+    if gs_real.cuMemPoolExportToShareableHandle == NULL and not gs_find(<void *>&gs_real.cuMemPoolExportToShareableHandle):
+        return gs_absent()
+    gs_enter(GS_MEMORY, NULL, GS_NO_STREAM)
+    rc = gs_real.cuMemPoolExportToShareableHandle(handle_out, pool, handleType, flags)
+    if rc == 0:
+        uncarried_add(KIND_POOL, <uint64_t>pool)
+    gs_leave(GS_MEMORY)
+    return rc
+
+
+cdef public CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *pool_out, void *handle,
+                                                        CUmemAllocationHandleType handleType,
+                                                        unsigned long long flags) noexcept nogil:
+    """Import a pool."""
+    cdef CUresult rc
+    if gs_real.cuMemPoolImportFromShareableHandle == NULL and not gs_find(<void *>&gs_real.cuMemPoolImportFromShareableHandle):
+        return gs_absent()
+    gs_enter(GS_MEMORY, NULL, GS_NO_STREAM)
+    rc = gs_real.cuMemPoolImportFromShareableHandle(pool_out, handle, handleType, flags)
+    if rc == 0:
+        uncarried_add(KIND_POOL, <uint64_t>pool_out[0])
+    gs_leave(GS_MEMORY)
+    return rc
+
+
+cdef public CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData *shareData_out, CUdeviceptr ptr) noexcept nogil:
+    """Export an allocation of a pool; the pool itself was exported and is counted."""
+    cdef CUresult rc
+    if gs_real.cuMemPoolExportPointer == NULL and not gs_find(<void *>&gs_real.cuMemPoolExportPointer):
+        return gs_absent()
+    gs_enter(GS_MEMORY, NULL, GS_NO_STREAM)
+    rc = gs_real.cuMemPoolExportPointer(shareData_out, ptr)
+    gs_leave(GS_MEMORY)
+    return rc
+
+
+cdef public CUresult cuMemPoolImportPointer(CUdeviceptr *ptr_out, CUmemoryPool pool,
+                                            CUmemPoolPtrExportData *shareData) noexcept nogil:
+    """Import an allocation of a pool."""
+    cdef CUresult rc
+    if gs_real.cuMemPoolImportPointer == NULL and not gs_find(<void *>&gs_real.cuMemPoolImportPointer):
+        return gs_absent()
+    gs_enter(GS_MEMORY, NULL, GS_NO_STREAM)
+    rc = gs_real.cuMemPoolImportPointer(ptr_out, pool, shareData)
+    if rc == 0:
+        uncarried_add(KIND_POOL_POINTER, ptr_out[0])
+    gs_leave(GS_MEMORY)
+    return rc
+
+
+cdef public CUresult cuMemPoolDestroy(CUmemoryPool pool) noexcept nogil:
+    """Destroy a pool."""
+    cdef CUresult rc
+    if gs_real.cuMemPoolDestroy == NULL and not gs_find(<void *>&gs_real.cuMemPoolDestroy):
+        return gs_absent()
+    gs_enter(GS_MEMORY, NULL, GS_NO_STREAM)
+    rc = gs_real.cuMemPoolDestroy(pool)
+    if rc == 0:
+        uncarried_remove(KIND_POOL, <uint64_t>pool)
+    gs_leave(GS_MEMORY)
+    return rc
+
+
+cdef public CUresult cuIpcGetEventHandle(CUipcEventHandle *pHandle, CUevent event) noexcept nogil:
+    """Export an event."""
+    cdef CUresult rc
+    if gs_real.cuIpcGetEventHandle == NULL and not gs_find(<void *>&gs_real.cuIpcGetEventHandle):
+        return gs_absent()
+    gs_enter(GS_MEMORY, NULL, GS_NO_STREAM)
+    rc = gs_real.cuIpcGetEventHandle(pHandle, event)
+    if rc == 0:
+        uncarried_add(KIND_IPC_EVENT, <uint64_t>event)
+    gs_leave(GS_MEMORY)
+    return rc
+
+
+cdef public CUresult cuIpcOpenEventHandle(CUevent *phEvent, CUipcEventHandle handle) noexcept nogil:
+    """Open an event of another process."""
+    cdef CUresult rc
+    if gs_real.cuIpcOpenEventHandle == NULL and not gs_find(<void *>&gs_real.cuIpcOpenEventHandle):
+        return gs_absent()
+    gs_enter(GS_MEMORY, NULL, GS_NO_STREAM)
+    rc = gs_real.cuIpcOpenEventHandle(phEvent, handle)
+    if rc == 0:
+        uncarried_add(KIND_IPC_EVENT, <uint64_t>phEvent[0])
+    gs_leave(GS_MEMORY)
+    return rc
+
+
+cdef public CUresult cuEventDestroy(CUevent hEvent) noexcept nogil:
+    """Destroy an event."""
+    cdef CUresult rc
+    if gs_real.cuEventDestroy == NULL and not gs_find(<void *>&gs_real.cuEventDestroy):
+        return gs_absent()
+    rc = gs_real.cuEventDestroy(hEvent)
+    if rc == 0:
+        uncarried_remove(KIND_IPC_EVENT, <uint64_t>hEvent)
+    return rc
+
+
+cdef public CUresult cuEventDestroy_v2(CUevent hEvent) noexcept nogil:
+    """Destroy an event."""
+    cdef CUresult rc
+    if gs_real.cuEventDestroy_v2 == NULL and not gs_find(<void *>&gs_real.cuEventDestroy_v2):
+        return gs_absent()
+    rc = gs_real.cuEventDestroy_v2(hEvent)
+    if rc == 0:
+        uncarried_remove(KIND_IPC_EVENT, <uint64_t>hEvent)
+    return rc
+
+
+cdef public CUresult cuImportExternalMemory(CUexternalMemory *extMem_out,
+                                            const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *memHandleDesc) noexcept nogil:
+    """Import memory of another API."""
+    cdef CUresult rc
+    if gs_real.cuImportExternalMemory == NULL and not gs_find(<void *>&gs_real.cuImportExternalMemory):
+        return gs_absent()
+    gs_enter(GS_MEMORY, NULL, GS_NO_STREAM)
+    rc = gs_real.cuImportExternalMemory(extMem_out, memHandleDesc)
+    if rc == 0:
+        uncarried_add(KIND_EXTERNAL_MEMORY, <uint64_t>extMem_out[0])
+    gs_leave(GS_MEMORY)
+    return rc
+
+
+cdef public CUresult cuDestroyExternalMemory(CUexternalMemory extMem) noexcept nogil:
+    """Let memory of another API go."""
+    cdef CUresult rc
+    if gs_real.cuDestroyExternalMemory == NULL and not gs_find(<void *>&gs_real.cuDestroyExternalMemory):
+        return gs_absent()
+    gs_enter(GS_MEMORY, NULL, GS_NO_STREAM)
+    rc = gs_real.cuDestroyExternalMemory(extMem)
+    if rc == 0:
+        uncarried_remove(KIND_EXTERNAL_MEMORY, <uint64_t>extMem)
+    gs_leave(GS_MEMORY)
+    return rc
+
+
+cdef public CUresult cuImportExternalSemaphore(CUexternalSemaphore *extSem_out,
+                                               const CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC *semHandleDesc) noexcept nogil:
+    """Import a semaphore of another API."""
+    cdef CUresult rc
+    if gs_real.cuImportExternalSemaphore == NULL and not gs_find(<void *>&gs_real.cuImportExternalSemaphore):
+        return gs_absent()
+    gs_enter(GS_MEMORY, NULL, GS_NO_STREAM)
+    rc = gs_real.cuImportExternalSemaphore(extSem_out, semHandleDesc)
+    if rc == 0:
+        uncarried_add(KIND_EXTERNAL_SEMAPHORE, <uint64_t>extSem_out[0])
+    gs_leave(GS_MEMORY)
+    return rc
+
+
+cdef public CUresult cuDestroyExternalSemaphore(CUexternalSemaphore extSem) noexcept nogil:
+    """Let a semaphore of another API go."""
+    cdef CUresult rc
+    if gs_real.cuDestroyExternalSemaphore == NULL and not gs_find(<void *>&gs_real.cuDestroyExternalSemaphore):
+        return gs_absent()
+    gs_enter(GS_MEMORY, NULL, GS_NO_STREAM)
+    rc = gs_real.cuDestroyExternalSemaphore(extSem)
+    if rc == 0:
+        uncarried_remove(KIND_EXTERNAL_SEMAPHORE, <uint64_t>extSem)
+    gs_leave(GS_MEMORY)
+    return rc
+
+
+cdef public CUresult cuMemAddressReserve(CUdeviceptr *ptr, size_t size, size_t alignment, CUdeviceptr addr,
+                                         unsigned long long flags) noexcept nogil:
+    """Reserve addresses; waits while memory is away, since the addresses in use then look free to nobody but us."""
+    cdef CUresult rc
+    if gs_real.cuMemAddressReserve == NULL and not gs_find(<void *>&gs_real.cuMemAddressReserve):
+        return gs_absent()
+    gs_enter(GS_MEMORY, NULL, GS_NO_STREAM)
+    rc = gs_real.cuMemAddressReserve(ptr, size, alignment, addr, flags)
+    gs_leave(GS_MEMORY)
+    return rc
+
+
+cdef public CUresult cuMemAddressFree(CUdeviceptr ptr, size_t size) noexcept nogil:
+    """Give addresses back; a suspend never does, so they need no record."""
+    cdef CUresult rc
+    if gs_real.cuMemAddressFree == NULL and not gs_find(<void *>&gs_real.cuMemAddressFree):
+        return gs_absent()
+    gs_enter(GS_MEMORY, NULL, GS_NO_STREAM)
+    rc = gs_real.cuMemAddressFree(ptr, size)
+    gs_leave(GS_MEMORY)
+    return rc
+
+
+cdef public CUresult cuMemMapArrayAsync(CUarrayMapInfo *mapInfoList, unsigned int count,
+                                        CUstream hStream) noexcept nogil:
+    """Map memory into sparse arrays, which are not carried."""
+    cdef CUresult rc
+    cdef CUarrayMapInfo info
+    cdef Object *o
+    cdef unsigned int i
+    if gs_real.cuMemMapArrayAsync == NULL and not gs_find(<void *>&gs_real.cuMemMapArrayAsync):
+        return gs_absent()
+    gs_enter(GS_MEMORY, hStream, GS_STREAM_PLAIN)
+    rc = gs_real.cuMemMapArrayAsync(mapInfoList, count, hStream) if mapInfoList == NULL or count == 0 else 0
+    for i in range(count if mapInfoList != NULL else 0):
+        info = mapInfoList[i]
+        o = pin_translated(array_map_handle(&info))
+        rc = gs_real.cuMemMapArrayAsync(&info, 1, hStream)
+        unpin_translated(o)
+        if rc != 0:
+            break
+        uncarried_add(KIND_MAPPED_ARRAY, array_of(&info))
+    gs_leave(GS_MEMORY)
+    return rc
+
+
+cdef public CUresult cuMemMapArrayAsync_ptsz(CUarrayMapInfo *mapInfoList, unsigned int count,
+                                             CUstream hStream) noexcept nogil:
+    """Map memory into sparse arrays, which are not carried."""
+    cdef CUresult rc
+    cdef CUarrayMapInfo info
+    cdef Object *o
+    cdef unsigned int i
+    if gs_real.cuMemMapArrayAsync_ptsz == NULL and not gs_find(<void *>&gs_real.cuMemMapArrayAsync_ptsz):
+        return gs_absent()
+    gs_enter(GS_MEMORY, hStream, GS_STREAM_PTSZ)
+    rc = gs_real.cuMemMapArrayAsync_ptsz(mapInfoList, count, hStream) if mapInfoList == NULL or count == 0 else 0
+    for i in range(count if mapInfoList != NULL else 0):
+        info = mapInfoList[i]
+        o = pin_translated(array_map_handle(&info))
+        rc = gs_real.cuMemMapArrayAsync_ptsz(&info, 1, hStream)
+        unpin_translated(o)
+        if rc != 0:
+            break
+        uncarried_add(KIND_MAPPED_ARRAY, array_of(&info))
+    gs_leave(GS_MEMORY)
+    return rc
+
+
+cdef CUmemGenericAllocationHandle *array_map_handle(CUarrayMapInfo *info) noexcept nogil:
+    """Return where the handle stands in the description of a sparse mapping."""
+    return <CUmemGenericAllocationHandle *>(<char *>info + 64)
+
+
+cdef uint64_t array_of(CUarrayMapInfo *info) noexcept nogil:
+    """Return the array in the description of a sparse mapping.
+
+    Its tiles come and go one by one and are not followed: an array that was ever mapped stays counted.
+    """
+    return (<uint64_t *>(<char *>info + 8))[0]

@@ -1,0 +1,185 @@
+# Host memory that the application page-locks: unregistered at release, registered again at remap at the same address
+# with the same flags.  Memory that the driver itself allocated on the host (cuMemHostAlloc) is the driver's to carry.
+
+cdef enum:
+    MAX_REGISTRATIONS = 65536
+
+ctypedef struct Registration:
+    uint32_t link
+    unsigned int flags
+    uint64_t address
+    uint64_t size
+    uint64_t device_address     # what the GPU calls it, 0: unknown
+    CUcontext ctx               # where it was registered
+    uint8_t registered
+    uint8_t entered
+
+cdef Table registrations
+
+
+cdef Registration *registration_at(uint64_t address) noexcept nogil:
+    """Return the registration that begins at an address, or NULL; `tables_mutex` is held."""
+    cdef uint32_t cursor = 0
+    cdef Registration *r
+    while True:
+        r = <Registration *>table_next(&registrations, sizeof(Registration), &cursor)
+        if r == NULL or (r.entered and r.address == address):
+            return r
+
+
+cdef uint64_t device_address_of(uint64_t address) noexcept nogil:
+    """Return the address of registered memory as the GPU knows it, or 0."""
+    cdef CUdeviceptr on_device = 0
+    if gs_real.cuMemHostGetDevicePointer_v2 == NULL:
+        return 0
+    return on_device if gs_real.cuMemHostGetDevicePointer_v2(&on_device, <void *>address, 0) == 0 else 0
+
+
+cdef CUresult register_host(void *p, size_t size, unsigned int flags, bint current) noexcept nogil:
+    """Register, through the ABI that the application used, and record it."""
+    cdef Registration *r
+    cdef CUcontext ctx = NULL
+    cdef CUresult rc
+    gs_lock(&tables_mutex)
+    r = <Registration *>table_take(&registrations, sizeof(Registration), MAX_REGISTRATIONS)
+    gs_unlock(&tables_mutex)
+    if r == NULL:
+        gs_log(b"registration table is full")
+        return CUDA_ERROR_OUT_OF_MEMORY
+    gs_real.cuCtxGetCurrent(&ctx)
+    rc = gs_real.cuMemHostRegister_v2(p, size, flags) if current else gs_real.cuMemHostRegister(p, size, flags)
+    gs_lock(&tables_mutex)
+    if rc == 0:
+        r.address = <uint64_t>p
+        r.size = size
+        r.flags = flags
+        r.ctx = ctx
+        r.registered = 1
+        r.entered = 1
+    else:
+        table_give(&registrations, sizeof(Registration), r)
+    gs_unlock(&tables_mutex)
+    if rc == 0:
+        r.device_address = device_address_of(<uint64_t>p)
+    return rc
+
+
+cdef public CUresult cuMemHostRegister(void *p, size_t bytesize, unsigned int Flags) noexcept nogil:
+    """Page-lock memory of the application (ABI before 6.5)."""
+    cdef CUresult rc
+    if gs_real.cuMemHostRegister == NULL and not gs_find(<void *>&gs_real.cuMemHostRegister):
+        return gs_absent()
+    gs_enter(GS_MEMORY, NULL, GS_NO_STREAM)
+    rc = register_host(p, bytesize, Flags, False)
+    gs_leave(GS_MEMORY)
+    return rc
+
+
+cdef public CUresult cuMemHostRegister_v2(void *p, size_t bytesize, unsigned int Flags) noexcept nogil:
+    """Page-lock memory of the application."""
+    cdef CUresult rc
+    if gs_real.cuMemHostRegister_v2 == NULL and not gs_find(<void *>&gs_real.cuMemHostRegister_v2):
+        return gs_absent()
+    gs_enter(GS_MEMORY, NULL, GS_NO_STREAM)
+    rc = register_host(p, bytesize, Flags, True)
+    gs_leave(GS_MEMORY)
+    return rc
+
+
+cdef public CUresult cuMemHostUnregister(void *p) noexcept nogil:
+    """Let memory of the application go."""
+    cdef Registration *r
+    cdef CUresult rc
+    if gs_real.cuMemHostUnregister == NULL and not gs_find(<void *>&gs_real.cuMemHostUnregister):
+        return gs_absent()
+    gs_enter(GS_MEMORY, NULL, GS_NO_STREAM)
+    rc = gs_real.cuMemHostUnregister(p)
+    if rc == 0:
+        gs_lock(&tables_mutex)
+        r = registration_at(<uint64_t>p)
+        if r != NULL:
+            table_give(&registrations, sizeof(Registration), r)
+        gs_unlock(&tables_mutex)
+    gs_leave(GS_MEMORY)
+    return rc
+
+
+cdef void registrations_forget(CUcontext ctx) noexcept nogil:
+    """Forget what was registered in a context that is gone, unless the driver still knows it."""
+    cdef uint32_t cursor = 0
+    cdef Registration *r
+    gs_lock(&tables_mutex)
+    while True:
+        r = <Registration *>table_next(&registrations, sizeof(Registration), &cursor)
+        if r == NULL:
+            break
+        if r.entered and r.ctx == ctx:
+            table_give(&registrations, sizeof(Registration), r)
+    gs_unlock(&tables_mutex)
+
+
+cdef Registration *next_registration(uint32_t *cursor) noexcept nogil:
+    """Return the next registration, or NULL; for phases."""
+    cdef Registration *r
+    gs_lock(&tables_mutex)
+    while True:
+        r = <Registration *>table_next(&registrations, sizeof(Registration), cursor)
+        if r == NULL or r.entered:
+            break
+    gs_unlock(&tables_mutex)
+    return r
+
+
+cdef bint is_mapped(uint64_t address, uint64_t size) noexcept nogil:
+    """Say whether the whole range is mapped in this process."""
+    cdef unsigned char[256] resident
+    cdef uint64_t at = address & ~<uint64_t>4095, end = address + size, n
+    while at < end:
+        n = end - at if end - at < 256 * 4096 else 256 * 4096
+        if mincore(<void *>at, n, resident) != 0:
+            return errno != ENOMEM
+        at += n
+    return True
+
+
+cdef CUresult registration_enter(Registration *r) noexcept nogil:
+    """Make the context current in which memory was registered."""
+    cdef int device = 0
+    return gs_real.cuCtxPushCurrent_v2(r.ctx if r.ctx != NULL else context_any(&device))
+
+
+cdef CUresult registration_drop(Registration *r) noexcept nogil:
+    """Unregister.  What the application has unmapped meanwhile could not be registered again: it stays the driver's."""
+    cdef CUcontext before = NULL
+    cdef CUresult rc
+    if not r.registered or not is_mapped(r.address, r.size):
+        return 0
+    rc = registration_enter(r)
+    if rc != 0:
+        return rc
+    rc = gs_real.cuMemHostUnregister(<void *>r.address)
+    if rc == 0:
+        r.registered = 0
+    gs_real.cuCtxPopCurrent_v2(&before)
+    return rc
+
+
+cdef CUresult registration_restore(Registration *r, bint *moved) noexcept nogil:
+    """Register again; `*moved` if the GPU knows the memory by another address now."""
+    cdef CUcontext before = NULL
+    cdef CUresult rc
+    moved[0] = False
+    if r.registered:
+        return 0
+    rc = registration_enter(r)
+    if rc != 0:
+        return rc
+    if gs_real.cuMemHostRegister_v2 != NULL:
+        rc = gs_real.cuMemHostRegister_v2(<void *>r.address, r.size, r.flags)
+    else:
+        rc = gs_real.cuMemHostRegister(<void *>r.address, r.size, r.flags)
+    if rc == 0:
+        r.registered = 1
+        moved[0] = r.device_address != 0 and device_address_of(r.address) != r.device_address
+    gs_real.cuCtxPopCurrent_v2(&before)
+    return rc

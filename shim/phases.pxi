@@ -1,0 +1,504 @@
+# Release, load, remap, check, open: what each phase does to the objects.
+#
+# Every object is live (the driver has it, everything is mapped), held (some mapping is gone) or dropped.  A mark changes
+# only after the driver call succeeded, and each phase acts on exactly what is not in the state that it wants; so the
+# same calls are rollback, retry and resume.  During these phases both gates are closed and no call of the application
+# is in progress: objects are changed by the worker alone.
+
+cdef enum:
+    PHASE_RUNNING = 0
+    PHASE_QUIESCING = 1
+    PHASE_QUIESCED = 2
+    PHASE_RELEASING = 3
+    PHASE_RELEASED = 4
+    PHASE_SEALED = 5
+    PHASE_LOADING = 6
+    PHASE_LOADED = 7
+    PHASE_REMAPPED = 8
+    COPY_TIMEOUT_MS = 3600000
+    REMAP_TIMEOUT_MS = 60000
+    CANARY_WORDS = 16384
+    CANARY_BYTES = 65536    # 4 * CANARY_WORDS
+    CANARY_TIMEOUT_MS = 5000
+
+cdef uint32_t phase
+cdef uint32_t disturbed     # something was released or sealed since the gates were open
+
+
+cdef const char *phase_name() noexcept nogil:
+    """Return the protocol's word for the phase."""
+    if phase == PHASE_RUNNING:
+        return b"running"
+    if phase == PHASE_QUIESCING:
+        return b"quiescing"
+    if phase == PHASE_QUIESCED:
+        return b"quiesced"
+    if phase == PHASE_RELEASING:
+        return b"releasing"
+    if phase == PHASE_RELEASED:
+        return b"released"
+    if phase == PHASE_SEALED:
+        return b"sealed"
+    if phase == PHASE_LOADING:
+        return b"loading"
+    if phase == PHASE_LOADED:
+        return b"loaded"
+    return b"remapped"
+
+
+cdef bint is_carried(Object *o, uint8_t cls) noexcept nogil:
+    """Say whether an object is of a class and carried."""
+    return o.cls == cls and o.kind == KIND_CARRIED
+
+
+cdef bint is_saved_here(Object *o) noexcept nogil:
+    """Say whether this process saves the object's content to the arena."""
+    return is_carried(o, CLASS_DEVICE) and is_owned(o)
+
+
+# ---- dropping and making again ----
+
+cdef bint object_unmap(Object *o, Failure *f) noexcept nogil:
+    """Remove an object's mappings; the addresses stay reserved."""
+    cdef Mapping *m = <Mapping *>o.first
+    cdef CUresult rc
+    while m != NULL:
+        if m.mapped:
+            rc = gs_real.cuMemUnmap(m.va, m.size)
+            if rc != 0:
+                return fail_cuda(f, b"cuMemUnmap", rc, o, m.va)
+            m.mapped = 0
+            m.granted = 0
+        m = m.sibling
+    return True
+
+
+cdef bint object_drop(Object *o, Failure *f) noexcept nogil:
+    """Unmap an object and give the driver's reference back."""
+    cdef CUresult rc
+    global disturbed
+    disturbed = 1
+    if not object_unmap(o, f):
+        return False
+    if o.real != 0:
+        rc = gs_real.cuMemRelease(o.real)
+        if rc != 0:
+            return fail_cuda(f, b"cuMemRelease", rc, o, 0)
+        o.real = 0
+        o.content_lost = is_owned(o)
+    return True
+
+
+cdef bint object_reclaim(Object *o) noexcept nogil:
+    """Take a dropped object back through an export that is still open: the memory itself, content and all."""
+    cdef CUmemGenericAllocationHandle real = 0
+    cdef int fd = fdref_current(o)
+    cdef CUresult rc
+    if fd < 0:
+        return False
+    rc = gs_real.cuMemImportFromShareableHandle(&real, <void *><uintptr_t>fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+    close(fd)
+    if rc != 0:
+        return False
+    o.real = real
+    o.content_lost = 0
+    return True
+
+
+cdef bint object_create(Object *o, Failure *f) noexcept nogil:
+    """Make a dropped object of ours again: another incarnation, without content, unless an export kept the old one."""
+    cdef CUmemGenericAllocationHandle real = 0
+    cdef CUresult rc
+    if o.real != 0 or object_reclaim(o):
+        return True
+    rc = gs_real.cuMemCreate(&real, o.size, &o.props, o.flags)
+    if rc != 0:
+        return fail_cuda(f, b"cuMemCreate", rc, o, 0)
+    o.epoch += 1
+    o.real = real
+    return True
+
+
+cdef bint mapping_grant(Mapping *m, Failure *f) noexcept nogil:
+    """Give every location the access that it had to every part of a mapping."""
+    cdef CUmemAccessDesc desc
+    cdef Access *a
+    cdef uint32_t number = m.access
+    cdef CUresult rc
+    while number != 0:
+        a = access_at(number)
+        desc.location.type = a.type
+        desc.location.id = a.id
+        desc.flags = a.flags
+        rc = gs_real.cuMemSetAccess(m.va + a.start, a.size, &desc, 1)
+        if rc != 0:
+            return fail_cuda(f, b"cuMemSetAccess", rc, m.object, m.va + a.start)
+        number = a.next
+    m.granted = 1
+    return True
+
+
+cdef bint object_map(Object *o, Failure *f) noexcept nogil:
+    """Map an object wherever it was mapped, with the access that was there."""
+    cdef Mapping *m = <Mapping *>o.first
+    cdef CUresult rc
+    while m != NULL:
+        if not m.mapped:
+            rc = gs_real.cuMemMap(m.va, m.size, m.offset, o.real, 0)
+            if rc != 0:
+                return fail_cuda(f, b"cuMemMap", rc, o, m.va)
+            m.mapped = 1
+        if not m.granted and not mapping_grant(m, f):
+            return False
+        m = m.sibling
+    return True
+
+
+cdef bint is_whole(Object *o) noexcept nogil:
+    """Say whether an object is there, with its content and all its mappings."""
+    cdef Mapping *m = <Mapping *>o.first
+    if o.real == 0 or o.content_lost:
+        return False
+    while m != NULL:
+        if not m.mapped or not m.granted:
+            return False
+        m = m.sibling
+    return True
+
+
+# ---- release ----
+
+cdef bint list_pieces(Failure *f) noexcept nogil:
+    """List what must be saved; nothing has changed if the arena turns out too small."""
+    cdef uint32_t cursor = 0
+    cdef Object *o
+    if not pieces_lost():
+        pieces_clear()
+    while True:
+        o = next_object(&cursor)
+        if o == NULL:
+            break
+        if is_saved_here(o) and o.real != 0 and o.listed != arena.round and not pieces_add(o):
+            return fail(f, b"memory", b"list", b"the list of pieces cannot grow")
+    if arena.used > arena.size:
+        f.need = arena.used
+        return fail(f, b"arena", b"list", b"the arena is too small")
+    return True
+
+
+cdef bint all_have_owners(Failure *f) noexcept nogil:
+    """Make sure that every import can be had again: nothing may be dropped that nobody saves."""
+    cdef uint32_t cursor = 0
+    cdef Object *o
+    while True:
+        o = next_object(&cursor)
+        if o == NULL:
+            return True
+        if is_shared_import(o) and o.owner != OWNER_KNOWN:
+            f.object = o.id
+            if o.owner == OWNER_GONE:
+                return fail(f, b"orphan", b"release", b"nobody owns this import")
+            return fail(f, b"unresolved", b"release", b"nobody knows whose this import is")
+
+
+cdef bint drop_all(bint owned, uint64_t *freed, Failure *f) noexcept nogil:
+    """Drop the imports of device memory, or what is owned here."""
+    cdef uint32_t cursor = 0
+    cdef Object *o
+    cdef bint held
+    while True:
+        o = next_object(&cursor)
+        if o == NULL:
+            return True
+        if is_carried(o, CLASS_DEVICE) and is_owned(o) == owned:
+            held = o.real != 0
+            if not object_drop(o, f):
+                return False
+            if held and owned:
+                freed[0] += o.size
+
+
+cdef bint unregister_all(Failure *f) noexcept nogil:
+    """Unregister host memory."""
+    cdef uint32_t cursor = 0
+    cdef Registration *r
+    cdef CUresult rc
+    while True:
+        r = next_registration(&cursor)
+        if r == NULL:
+            return True
+        rc = registration_drop(r)
+        if rc != 0:
+            return fail_cuda(f, b"cuMemHostUnregister", rc, NULL, r.address)
+
+
+cdef bint phase_release(uint64_t deadline, uint64_t *saved, uint64_t *freed, uint64_t *copy_us,
+                        Failure *f) noexcept nogil:
+    """Save owned memory, then drop imports, host registrations and owned memory, in this order."""
+    cdef uint64_t begin
+    global phase, disturbed
+    if phase != PHASE_QUIESCED and phase != PHASE_RELEASING and phase != PHASE_RELEASED:
+        return fail(f, b"phase", b"release", b"release needs a quiesced process")
+    if not all_have_owners(f) or not list_pieces(f):
+        return False
+    phase = PHASE_RELEASING
+    disturbed = 1
+    begin = now_ns()
+    if not pieces_copy(True, deadline, saved, f):
+        return False
+    copy_us[0] = (now_ns() - begin) // 1000
+    if not drop_all(False, freed, f) or not unregister_all(f) or not drop_all(True, freed, f):
+        return False
+    phase = PHASE_RELEASED
+    return True
+
+
+# ---- load and remap ----
+
+cdef bint phase_load(uint64_t deadline, uint64_t *loaded, uint64_t *copy_us, Failure *f) noexcept nogil:
+    """Make owned device memory again at its addresses and copy the content back."""
+    cdef uint32_t cursor = 0
+    cdef uint64_t begin
+    cdef Object *o
+    global phase
+    phase = PHASE_LOADING
+    while True:
+        o = next_object(&cursor)
+        if o == NULL:
+            break
+        if is_saved_here(o) and (not object_create(o, f) or not object_map(o, f)):
+            return False
+    begin = now_ns()
+    if not pieces_copy(False, deadline, loaded, f):
+        return False
+    copy_us[0] = (now_ns() - begin) // 1000
+    cursor = 0
+    while True:
+        o = next_object(&cursor)
+        if o == NULL:
+            break
+        if is_saved_here(o):
+            o.content_lost = 0
+    phase = PHASE_LOADED
+    return True
+
+
+cdef bint import_again(Object *o, uint64_t deadline, Failure *f) noexcept nogil:
+    """Import a dropped object from its owner."""
+    cdef CUmemGenericAllocationHandle real = 0
+    cdef Fetched got
+    cdef CUresult rc
+    if o.real != 0:
+        return True
+    rc = fetch_export(o.exporter, o.key_nonce, o.key_id, &got, deadline)
+    if rc == CUDA_ERROR_NOT_FOUND:
+        f.object = o.id
+        return fail(f, b"gone", b"import", b"the process that owned this memory no longer has it")
+    if rc == CUDA_ERROR_TIMEOUT:
+        f.object = o.id
+        return fail(f, b"deadline", b"import", b"the owner of this memory does not make it again")
+    if rc != 0:
+        return fail_cuda(f, b"export by the owner", rc, o, 0)
+    rc = gs_real.cuMemImportFromShareableHandle(&real, <void *><uintptr_t>got.fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+    close(got.fd)
+    if rc != 0:
+        return fail_cuda(f, b"cuMemImportFromShareableHandle", rc, o, 0)
+    o.epoch = got.epoch
+    o.real = real
+    return True
+
+
+cdef bint drop_if_stale(Object *o, Failure *f) noexcept nogil:
+    """Drop an import whose owner has made the memory again meanwhile: it would be another memory than the others see."""
+    cdef uint32_t epoch = 0
+    if o.real == 0 or o.owner != OWNER_KNOWN or ask_owner(o, &epoch) != 1 or epoch == o.epoch:
+        return True
+    return object_drop(o, f)
+
+
+cdef bint remap_imports(uint64_t deadline, Failure *f) noexcept nogil:
+    """Import and map what is not live, and what is live and stale."""
+    cdef uint32_t cursor = 0
+    cdef Object *o
+    while True:
+        o = next_object(&cursor)
+        if o == NULL:
+            return True
+        if not is_carried(o, CLASS_DEVICE) or is_owned(o):
+            continue
+        if not drop_if_stale(o, f) or not import_again(o, deadline, f) or not object_map(o, f):
+            return False
+
+
+cdef bint register_all(Failure *f) noexcept nogil:
+    """Register host memory again; another device address is the end, since the application holds the old one."""
+    cdef uint32_t cursor = 0
+    cdef Registration *r
+    cdef CUresult rc
+    cdef bint moved = False
+    while True:
+        r = next_registration(&cursor)
+        if r == NULL:
+            return True
+        rc = registration_restore(r, &moved)
+        if rc != 0:
+            return fail_cuda(f, b"cuMemHostRegister", rc, NULL, r.address)
+        if moved:
+            f.address = r.address
+            return fail(f, b"address", b"cuMemHostRegister", b"host memory has another address on the GPU than before")
+
+
+cdef bint phase_remap(uint64_t deadline, Failure *f) noexcept nogil:
+    """Bring back imports and host registrations."""
+    global phase
+    if not register_all(f) or not remap_imports(deadline, f):
+        return False
+    phase = PHASE_REMAPPED
+    return True
+
+
+# ---- check ----
+
+cdef bint canary_device(int device, uint64_t deadline, Failure *f) noexcept nogil:
+    """Fill memory of our own on a device, copy it back and compare."""
+    cdef CUmemAllocationProp prop
+    cdef Object canary
+    cdef CUmemGenericAllocationHandle real = 0
+    cdef CUmemAccessDesc desc
+    cdef Device *d = device_info(device)
+    cdef CUresult rc
+    cdef bint good
+    if d == NULL or d.granularity == 0:
+        return True
+    memset(&canary, 0, sizeof(canary))
+    allocation_props(&canary.props, device, False)
+    canary.props.requestedHandleTypes = CU_MEM_HANDLE_TYPE_NONE
+    canary.size = d.granularity
+    rc = gs_real.cuMemCreate(&real, canary.size, &canary.props, 0)
+    if rc != 0:
+        return fail_cuda(f, b"canary cuMemCreate", rc, NULL, 0)
+    canary.real = real
+    desc.location = canary.props.location
+    desc.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    rc = spare_map(&canary, &desc)
+    good = rc == 0 or fail_cuda(f, b"canary cuMemMap", rc, NULL, canary.spare_va)
+    good = good and canary_compare(device, canary.spare_va, deadline, f)
+    good = spare_unmap(&canary, f) and good
+    rc = gs_real.cuMemRelease(canary.real)
+    return good and (rc == 0 or fail_cuda(f, b"canary cuMemRelease", rc, NULL, 0))
+
+
+cdef uint32_t[CANARY_WORDS] canary_out
+cdef uint32_t[CANARY_WORDS] canary_back
+
+
+cdef bint canary_compare(int device, uint64_t va, uint64_t deadline, Failure *f) noexcept nogil:
+    """Copy a pattern to an address and back."""
+    cdef uint32_t i
+    cdef CUresult rc
+    for i in range(CANARY_WORDS):
+        canary_out[i] = i * <uint32_t>2654435761 + <uint32_t>device
+        canary_back[i] = 0
+    if not lane_open(device, f):
+        return False
+    rc = gs_real.cuMemcpyHtoDAsync_v2(va, canary_out, CANARY_BYTES, lanes[device].stream)
+    if rc == 0:
+        rc = gs_real.cuMemcpyDtoHAsync_v2(canary_back, va, CANARY_BYTES, lanes[device].stream)
+    lane_leave()
+    if rc != 0:
+        return fail_cuda(f, b"canary copy", rc, NULL, va)
+    lanes[device].busy = 1
+    if not lanes_wait(deadline, f):
+        return False
+    if memcmp(canary_out, canary_back, CANARY_BYTES) != 0:
+        return fail(f, b"canary", b"compare", b"the GPU gave back other bytes than it was given")
+    return True
+
+
+cdef bint read_mapping(Mapping *m, uint64_t deadline, Failure *f) noexcept nogil:
+    """Read one word through a mapping, with a device that may."""
+    cdef uint32_t number = m.access
+    cdef Access *a
+    cdef CUresult rc
+    while number != 0:
+        a = access_at(number)
+        number = a.next
+        if a.type != CU_MEM_LOCATION_TYPE_DEVICE or context_on(a.id) == NULL:
+            continue
+        if not lane_open(a.id, f):
+            return False
+        rc = gs_real.cuMemcpyDtoHAsync_v2(canary_back, m.va + a.start, 4, lanes[a.id].stream)
+        lane_leave()
+        if rc != 0:
+            return fail_cuda(f, b"read", rc, m.object, m.va + a.start)
+        lanes[a.id].busy = 1
+        return True
+    return True
+
+
+cdef bint read_imports(uint64_t deadline, uint64_t *bytes, Failure *f) noexcept nogil:
+    """Read one word through every mapping of an import."""
+    cdef uint32_t cursor = 0
+    cdef Mapping *m
+    while True:
+        m = next_mapping(&cursor)
+        if m == NULL:
+            return lanes_wait(deadline, f)
+        if is_carried(m.object, CLASS_DEVICE) and not is_owned(m.object):
+            if not read_mapping(m, deadline, f):
+                return False
+            bytes[0] += 4
+
+
+cdef bint phase_check(uint64_t deadline, uint64_t *bytes, Failure *f) noexcept nogil:
+    """Show that the GPU computes, copies, and reaches what was mapped; changes no byte of the application."""
+    cdef int device
+    cdef bint good = True
+    for device in range(MAX_DEVICES):
+        if good and context_on(device) != NULL:
+            good = canary_device(device, deadline, f)
+            bytes[0] += 2 * CANARY_BYTES
+    good = good and read_imports(deadline, bytes, f)
+    if lanes_wait(deadline, f):
+        lanes_close()
+    return good
+
+
+# ---- open ----
+
+cdef bint everything_live(Failure *f) noexcept nogil:
+    """Say whether the application finds everything as it left it."""
+    cdef uint32_t cursor = 0
+    cdef Object *o
+    cdef Registration *r
+    while True:
+        o = next_object(&cursor)
+        if o == NULL:
+            break
+        if not is_whole(o):
+            f.object = o.id
+            return fail(f, b"phase", b"open", b"an object is not live")
+    cursor = 0
+    while True:
+        r = next_registration(&cursor)
+        if r == NULL:
+            break
+        if not r.registered:
+            f.address = r.address
+            return fail(f, b"phase", b"open", b"host memory is not registered")
+    if sealed_fds() != 0:
+        return fail(f, b"phase", b"open", b"exported descriptors are not back")
+    return True
+
+
+cdef bint phase_open(Failure *f) noexcept nogil:
+    """Let the application run on."""
+    global phase, disturbed
+    if not everything_live(f):
+        return False
+    pieces_clear()
+    disturbed = 0
+    phase = PHASE_RUNNING
+    gs_add(&gates_turn, 1)
+    gate_open_all()
+    return True

@@ -1,0 +1,396 @@
+# Copying device memory to and from the arena that the supervisor hands over.
+#
+# What must move is a list of pieces, made before the copy and apart from it.  Each device has a stream of ours for the
+# time of one copy; the copies of all devices run at once, and the wait polls, so that it can end at a deadline.
+
+cdef enum:
+    ARENA_STEP = 1 << 30    # page-locked in steps; a copy must not cross from one registration into the next
+    MAX_ARENA_STEPS = 16384
+    MAX_PIECES = 1048576
+
+ctypedef struct Piece:
+    uint32_t link
+    Object *object
+    uint64_t offset         # in the object
+    uint64_t size
+    uint64_t place          # in the arena
+
+ctypedef struct Arena:
+    char *base
+    uint64_t size
+    uint64_t locked         # bytes from the beginning that are page-locked
+    uint64_t used           # bytes that pieces occupy
+    uint32_t round          # changes whenever the list of pieces begins anew
+
+# A device while it copies.
+ctypedef struct Lane:
+    CUcontext ctx
+    CUstream stream
+    uint8_t retained        # the primary context is held by us for the time being
+    uint8_t busy
+
+# Why a phase did not succeed: the words of an error reply.
+ctypedef struct Failure:
+    const char *code
+    const char *step
+    const char *message
+    CUresult cuda
+    uint64_t object
+    uint64_t address
+    uint64_t need
+    int error
+
+cdef Table pieces
+cdef Arena arena
+cdef Lane[MAX_DEVICES] lanes
+
+
+cdef bint fail(Failure *f, const char *code, const char *step, const char *message) noexcept nogil:
+    """Note the first failure; returns False."""
+    if f.code == NULL:
+        f.code = code
+        f.step = step
+        f.message = message
+    return False
+
+
+cdef bint fail_cuda(Failure *f, const char *step, CUresult rc, Object *o, uint64_t address) noexcept nogil:
+    """Note a driver call that failed; returns False."""
+    if f.code == NULL:
+        f.cuda = rc
+        f.object = o.id if o != NULL else 0
+        f.address = address
+        fail(f, b"cuda", step, b"the driver refused")
+    return False
+
+
+# ---- the arena ----
+
+cdef void arena_unlock() noexcept nogil:
+    """Unregister the arena; the call needs a context, any one."""
+    cdef CUcontext before = NULL
+    cdef uint64_t at = 0
+    cdef int device = 0
+    if arena.locked == 0 or gs_real.cuCtxPushCurrent_v2(context_any(&device)) != 0:
+        return
+    while at < arena.locked:
+        if gs_real.cuMemHostUnregister(arena.base + at) != 0:
+            gs_log(b"the arena cannot be unregistered")
+        at += ARENA_STEP
+    arena.locked = 0
+    gs_real.cuCtxPopCurrent_v2(&before)
+
+
+cdef void arena_lock() noexcept nogil:
+    """Page-lock as much of the arena as the driver allows; the rest is copied more slowly."""
+    cdef CUcontext before = NULL
+    cdef uint64_t n
+    cdef int device = 0
+    cdef CUcontext ctx = context_any(&device)
+    if ctx == NULL or gs_real.cuMemHostRegister_v2 == NULL or gs_real.cuCtxPushCurrent_v2(ctx) != 0:
+        return
+    while arena.locked < arena.size:
+        n = arena.size - arena.locked if arena.size - arena.locked < ARENA_STEP else ARENA_STEP
+        if gs_real.cuMemHostRegister_v2(arena.base + arena.locked, n, CU_MEMHOSTREGISTER_PORTABLE) != 0:
+            gs_log(b"%lu bytes of the arena are page-locked, the driver refuses more", arena.locked)
+            break
+        arena.locked += n
+    gs_real.cuCtxPopCurrent_v2(&before)
+
+
+cdef void arena_give_up() noexcept nogil:
+    """Unmap the arena."""
+    if arena.base != NULL:
+        arena_unlock()
+        munmap(arena.base, arena.size)
+    arena.base = NULL
+    arena.size = 0
+
+
+cdef bint arena_take(int fd, uint64_t size, Failure *f) noexcept nogil:
+    """Map and page-lock the memory that the supervisor hands over, in place of what was there."""
+    cdef struct_stat st
+    cdef void *memory
+    if pieces_lost() or lanes_busy():
+        return fail(f, b"phase", b"arena", b"the arena holds memory that is not loaded yet")
+    pieces_clear()
+    arena_give_up()
+    if size == 0:
+        return True
+    if fd < 0 or fstat(fd, &st) != 0 or <uint64_t>st.st_size < size or size > ARENA_STEP * <uint64_t>MAX_ARENA_STEPS:
+        return fail(f, b"argument", b"arena", b"the descriptor is no memory of that size")
+    memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
+    if memory == MAP_FAILED:
+        f.error = errno
+        return fail(f, b"memory", b"arena", b"the arena cannot be mapped")
+    madvise(memory, size, MADV_DONTFORK)
+    arena.base = <char *>memory
+    arena.size = size
+    arena_lock()
+    return True
+
+
+# ---- pieces ----
+
+cdef Piece *next_piece(uint32_t *cursor) noexcept nogil:
+    """Return the next piece, or NULL."""
+    cdef Piece *p
+    gs_lock(&tables_mutex)
+    p = <Piece *>table_next(&pieces, sizeof(Piece), cursor)
+    gs_unlock(&tables_mutex)
+    return p
+
+
+cdef bint pieces_lost() noexcept nogil:
+    """Say whether some content exists in the arena only."""
+    cdef uint32_t cursor = 0
+    cdef Piece *p
+    while True:
+        p = next_piece(&cursor)
+        if p == NULL or p.object.content_lost:
+            return p != NULL
+
+
+cdef void pieces_clear() noexcept nogil:
+    """Forget all pieces: the memory itself holds the content."""
+    gs_lock(&tables_mutex)
+    table_forget(&pieces)
+    arena.used = 0
+    arena.round += 1
+    gs_unlock(&tables_mutex)
+
+
+cdef void pieces_forget(Object *o) noexcept nogil:
+    """Forget the pieces of an object that is no more."""
+    cdef uint32_t cursor = 0
+    cdef Piece *p
+    if pieces.live == 0:
+        return
+    gs_lock(&tables_mutex)
+    while True:
+        p = <Piece *>table_next(&pieces, sizeof(Piece), &cursor)
+        if p == NULL:
+            break
+        if p.object == o:
+            table_give(&pieces, sizeof(Piece), p)
+    gs_unlock(&tables_mutex)
+
+
+cdef bint pieces_add(Object *o) noexcept nogil:
+    """List an object's content, cut where the arena's registrations meet."""
+    cdef uint64_t offset = 0, n
+    cdef Piece *p
+    while offset < o.size:
+        n = ARENA_STEP - arena.used % ARENA_STEP
+        if n > o.size - offset:
+            n = o.size - offset
+        gs_lock(&tables_mutex)
+        p = <Piece *>table_take(&pieces, sizeof(Piece), MAX_PIECES)
+        if p != NULL:
+            o.listed = arena.round
+            p.object = o
+            p.offset = offset
+            p.size = n
+            p.place = arena.used
+        gs_unlock(&tables_mutex)
+        if p == NULL:
+            return False
+        arena.used += n
+        offset += n
+    return True
+
+
+# ---- lanes ----
+
+cdef bint lane_open(int device, Failure *f) noexcept nogil:
+    """Make a context of the device current, and a stream of ours in it."""
+    cdef Lane *lane
+    cdef CUcontext ctx
+    cdef CUresult rc
+    if device < 0 or device >= MAX_DEVICES:
+        return fail(f, b"cuda", b"device", b"a device number is out of range")
+    lane = &lanes[device]
+    if lane.ctx == NULL:
+        ctx = context_on(device)
+        if ctx == NULL:
+            rc = gs_real.cuDevicePrimaryCtxRetain(&ctx, device)
+            if rc != 0:
+                return fail_cuda(f, b"cuDevicePrimaryCtxRetain", rc, NULL, 0)
+            lane.retained = 1
+        lane.ctx = ctx
+    rc = gs_real.cuCtxPushCurrent_v2(lane.ctx)
+    if rc != 0:
+        return fail_cuda(f, b"cuCtxPushCurrent", rc, NULL, 0)
+    if lane.stream == NULL:
+        rc = gs_real.cuStreamCreate(&lane.stream, CU_STREAM_NON_BLOCKING)
+        if rc != 0:
+            lane.stream = NULL
+            lane_leave()
+            return fail_cuda(f, b"cuStreamCreate", rc, NULL, 0)
+    return True
+
+
+cdef void lane_leave() noexcept nogil:
+    """Take the lane's context off the stack again."""
+    cdef CUcontext before = NULL
+    gs_real.cuCtxPopCurrent_v2(&before)
+
+
+cdef bint lanes_wait(uint64_t deadline, Failure *f) noexcept nogil:
+    """Wait for all copies; False at the first that failed, or at the deadline."""
+    cdef int device
+    cdef CUresult rc = 0
+    for device in range(MAX_DEVICES):
+        while lanes[device].busy:
+            rc = gs_real.cuCtxPushCurrent_v2(lanes[device].ctx)
+            if rc == 0:
+                rc = gs_real.cuStreamQuery(lanes[device].stream)
+                lane_leave()
+            if rc == 0:
+                lanes[device].busy = 0
+            elif rc != CUDA_ERROR_NOT_READY:
+                return fail_cuda(f, b"cuStreamQuery", rc, NULL, 0)
+            elif not sleep_before(deadline, 1):
+                return fail(f, b"deadline", b"copy", b"the GPU does not finish a copy")
+    return True
+
+
+cdef bint lanes_busy() noexcept nogil:
+    """Say whether a copy that was given up may still run."""
+    cdef int device
+    for device in range(MAX_DEVICES):
+        if lanes[device].busy:
+            return True
+    return False
+
+
+cdef void lanes_close() noexcept nogil:
+    """Let streams and contexts go."""
+    cdef int device
+    cdef Lane *lane
+    for device in range(MAX_DEVICES):
+        lane = &lanes[device]
+        if lane.stream != NULL and gs_real.cuCtxPushCurrent_v2(lane.ctx) == 0:
+            gs_real.cuStreamDestroy_v2(lane.stream)
+            lane_leave()
+        if lane.retained:
+            gs_real.cuDevicePrimaryCtxRelease_v2(device)
+        memset(lane, 0, sizeof(lane[0]))
+
+
+# ---- addresses to copy from and to ----
+
+cdef CUresult spare_map(Object *o, CUmemAccessDesc *desc) noexcept nogil:
+    """Map an object at an address of our own."""
+    cdef CUdeviceptr va = 0
+    cdef CUresult rc = 0
+    if o.spare_va == 0:
+        rc = gs_real.cuMemAddressReserve(&va, o.size, 0, 0, 0)
+        if rc != 0:
+            return rc
+        o.spare_va = va
+    if not o.spare_mapped:
+        rc = gs_real.cuMemMap(o.spare_va, o.size, 0, o.real, 0)
+        if rc != 0:
+            return rc
+        o.spare_mapped = 1
+    return gs_real.cuMemSetAccess(o.spare_va, o.size, desc, 1)
+
+
+cdef bint spare_unmap(Object *o, Failure *f) noexcept nogil:
+    """Undo `spare_map`, from wherever it got to."""
+    cdef CUresult rc
+    if o.spare_mapped:
+        rc = gs_real.cuMemUnmap(o.spare_va, o.size)
+        if rc != 0:
+            return fail_cuda(f, b"cuMemUnmap", rc, o, o.spare_va)
+        o.spare_mapped = 0
+    if o.spare_va != 0:
+        rc = gs_real.cuMemAddressFree(o.spare_va, o.size)
+        if rc != 0:
+            return fail_cuda(f, b"cuMemAddressFree", rc, o, o.spare_va)
+        o.spare_va = 0
+    return True
+
+
+cdef bint spares_unmap(Failure *f) noexcept nogil:
+    """Remove all mappings of our own."""
+    cdef uint32_t cursor = 0
+    cdef Object *o
+    cdef bint done = True
+    while True:
+        o = next_object(&cursor)
+        if o == NULL:
+            return done
+        if o.spare_va != 0 and not spare_unmap(o, f):
+            done = False
+
+
+cdef uint64_t address_in(Object *o, uint64_t offset, uint64_t size, int type, int id, int flags) noexcept nogil:
+    """Return where a location can reach a part of an object through one of its mappings, or 0."""
+    cdef Mapping *m = <Mapping *>o.first
+    while m != NULL:
+        if m.mapped and m.granted and m.offset <= offset and offset + size <= m.offset + m.size:
+            if access_covers(m, type, id, flags):
+                return m.va + offset - m.offset
+        m = m.sibling
+    return 0
+
+
+cdef bint piece_address(Piece *p, int flags, uint64_t *va, Failure *f) noexcept nogil:
+    """Find where the object's own device can reach a piece; maps the object for the copy if it can nowhere."""
+    cdef CUmemAccessDesc desc
+    cdef Object *o = p.object
+    cdef CUresult rc
+    va[0] = address_in(o, p.offset, p.size, CU_MEM_LOCATION_TYPE_DEVICE, o.props.location.id, flags)
+    if va[0] != 0:
+        return True
+    desc.location = o.props.location
+    desc.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    rc = spare_map(o, &desc)
+    if rc != 0:
+        return fail_cuda(f, b"map for the copy", rc, o, o.spare_va)
+    va[0] = o.spare_va + p.offset
+    return True
+
+
+cdef bint piece_copy(Piece *p, bint save, Failure *f) noexcept nogil:
+    """Put the copy of one piece into the stream of its device."""
+    cdef int device = p.object.props.location.id
+    cdef int flags = CU_MEM_ACCESS_FLAGS_PROT_READ if save else CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    cdef uint64_t va = 0
+    cdef CUresult rc
+    if not piece_address(p, flags, &va, f) or not lane_open(device, f):
+        return False
+    if save:
+        rc = gs_real.cuMemcpyDtoHAsync_v2(arena.base + p.place, va, p.size, lanes[device].stream)
+    else:
+        rc = gs_real.cuMemcpyHtoDAsync_v2(va, arena.base + p.place, p.size, lanes[device].stream)
+    lane_leave()
+    if rc != 0:
+        return fail_cuda(f, b"copy", rc, p.object, va)
+    lanes[device].busy = 1
+    return True
+
+
+cdef bint pieces_copy(bint save, uint64_t deadline, uint64_t *bytes, Failure *f) noexcept nogil:
+    """Copy every piece that must move: to the arena what is on the GPU, or back what was lost from there.
+
+    A copy that does not end keeps its stream and its mapping: taking them away under it would kill the context.
+    """
+    cdef uint32_t cursor = 0
+    cdef Piece *p
+    cdef bint done = lanes_wait(deadline, f)
+    while done:
+        p = next_piece(&cursor)
+        if p == NULL:
+            break
+        if p.object.real == 0 or (p.object.content_lost != 0) == save:
+            continue
+        done = piece_copy(p, save, f)
+        bytes[0] += p.size
+    if not lanes_wait(deadline, f):
+        return False
+    done = spares_unmap(f) and done
+    lanes_close()
+    return done

@@ -1,0 +1,181 @@
+"""A group of workers driven by the verbs of the control protocol alone: the supervisor's part, as small as it can be.
+
+Knows the protocol and nothing of the supervisor, so that the shim's tests do not stand on it.
+"""
+
+from __future__ import annotations
+
+import array
+import mmap
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tests.programs.client import Worker
+
+DEADLINE_S = 60.0
+GRANULE = 2 << 20
+
+
+class Refused(Exception):
+    """The shim answered `err`; `fields` are the pairs of the reply."""
+
+    def __init__(self, verb: str, text: str) -> None:
+        super().__init__(f"{verb}: {text}")
+        self.fields = pairs(text)
+
+    @property
+    def code(self) -> str:
+        """Return the protocol's word."""
+        return self.fields.get("code", "")
+
+
+def pairs(text: str) -> dict[str, str]:
+    """Return the pairs of a reply's head or of one group."""
+    head, _, sentence = text.partition(" msg=")
+    found = dict(word.split("=", 1) for word in head.split() if "=" in word)
+    return found | ({"msg": sentence} if sentence else {})
+
+
+def talk(pid: int, text: str, fd: int | None = None) -> tuple[str, list[int]]:
+    """Send one datagram to the shim of a process on a connection of its own; return the reply and descriptors."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
+        link.settimeout(DEADLINE_S)
+        link.connect(f"\0nvsnap-gpushare.{pid}")
+        return exchange(link, text, fd)
+
+
+def exchange(link: socket.socket, text: str, fd: int | None = None) -> tuple[str, list[int]]:
+    """Send one datagram on a connection; return the reply and descriptors."""
+    socket.send_fds(link, [text.encode()], [] if fd is None else [fd])
+    data, fds, _, _ = socket.recv_fds(link, 32768, 4)
+    return data.decode(), list(fds)
+
+
+def ask(pid: int, verb: str, fd: int | None = None, **fields: Any) -> dict[str, str]:
+    """Send one request; return the pairs of a good reply."""
+    words = [f"{name}={value}" for name, value in fields.items()]
+    text, fds = talk(pid, " ".join(["1", verb, *words]), fd)
+    for received in fds:
+        os.close(received)
+    if not text.startswith("ok 1"):
+        raise Refused(verb, text)
+    return pairs(text.split(" |")[0])
+
+
+def rows(pid: int, verb: str, **fields: Any) -> list[dict[str, str]]:
+    """Return all groups of a list."""
+    found: list[dict[str, str]] = []
+    start = 0
+    while True:
+        words = [f"{name}={value}" for name, value in {**fields, "from": start}.items()]
+        text, _ = talk(pid, " ".join(["1", verb, *words]))
+        if not text.startswith("ok 1"):
+            raise Refused(verb, text)
+        head, *groups = text.split(" |")
+        found += [pairs(group) for group in groups]
+        start = int(pairs(head)["next"])
+        if start == 0:
+            assert len(found) == int(pairs(head)["total"])
+            return found
+
+
+class Group:
+    """Workers that are suspended and resumed together."""
+
+    def __init__(self, workers: Iterable[Worker]) -> None:
+        self.pids = [worker.pid for worker in workers]
+        self._pool = ThreadPoolExecutor(len(self.pids))
+
+    def all(self, verb: str, **fields: Any) -> list[dict[str, str]]:
+        """Send a verb to all at once; the first refusal is raised after all have answered."""
+        futures = [self._pool.submit(ask, pid, verb, **fields) for pid in self.pids]
+        for future in futures:
+            future.exception()
+        return [future.result() for future in futures]
+
+    def arenas(self) -> None:
+        """Hand every process an arena of the size that it plans."""
+        for pid in self.pids:
+            size = int(ask(pid, "plan")["arena_bytes"])
+            self.arena(pid, size)
+
+    def arena(self, pid: int, size: int) -> dict[str, str]:
+        """Hand one process an arena."""
+        if size == 0:
+            return ask(pid, "arena", bytes=0)
+        fd = os.memfd_create("test-arena")
+        os.ftruncate(fd, size)
+        try:
+            return ask(pid, "arena", fd, bytes=size)
+        finally:
+            os.close(fd)
+
+    def quiesce(self) -> None:
+        """Close both gates of all and drain them."""
+        self.all("close-launch")
+        until = time.monotonic() + DEADLINE_S
+        while not all(reply["drained"] == "1" for reply in self.all("drain")):
+            assert time.monotonic() < until, "the group does not drain"
+            time.sleep(0.005)
+        self.all("close-memory", timeout_ms=20000)
+
+    def release(self) -> list[dict[str, str]]:
+        """Release all."""
+        return self.all("release")
+
+    def seal(self, host: int = 1) -> list[dict[str, str]]:
+        """Seal all while their threads stand still."""
+        return self._stopped("seal", host=host)
+
+    def unseal(self) -> list[dict[str, str]]:
+        """Unseal all while their threads stand still."""
+        return self._stopped("unseal")
+
+    def _stopped(self, verb: str, **fields: Any) -> list[dict[str, str]]:
+        # Threads are not really stopped: the worker waits for its client, and tests with busy threads stop them.
+        return self.all(verb, **fields)
+
+    def suspend(self, host: int = 1) -> None:
+        """Take all device memory (and host-class memory) away."""
+        self.arenas()
+        self.quiesce()
+        self.release()
+        self.seal(host)
+
+    def back(self) -> None:
+        """Bring everything back, but leave the gates closed."""
+        self.all("load")
+        self.all("remap")
+        self.unseal()
+
+    def resume(self) -> None:
+        """Bring everything back and let the group run on."""
+        self.back()
+        self.all("bind")
+        self.all("check")
+        self.all("open")
+
+    def cycle(self) -> None:
+        """Suspend and resume."""
+        self.suspend()
+        self.resume()
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def used_bytes(worker: Worker) -> int:
+    """Return how much of its device's memory is in use, by the driver's own account."""
+    free, total = worker.mem_info()
+    return int(total - free)
