@@ -11,6 +11,7 @@ CC_COMMAND := $(if $(filter default,$(origin CC)),gcc,$(CC))
 TESTS ?= tests
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
+GPU_ARGS ?=
 BENCH_ARGS ?=
 
 ifdef PYTHON
@@ -30,7 +31,7 @@ help:
 	@echo 'make demo      build everything and show two ranks suspended and resumed, on GPUs or on the simulated driver'
 	@echo 'make test      build and run the tests that need no GPU'
 	@echo 'make lint      ruff, mypy, cython-lint, docstring coverage'
-	@echo 'make test-gpu  run tests/gpu; a missing GPU is a failure'
+	@echo 'make test-gpu  run the conformance suite and tests/gpu; a missing GPU is a failure'
 	@echo 'make bench     measure what the shim and a cycle cost'
 	@echo 'make lock      resolve requirements.lock anew'
 	@echo 'make clean     remove what the other targets made'
@@ -43,7 +44,7 @@ test: native
 	@$(PY) -m pytest $(WORKERS) $(PYTEST_ARGS) $(TESTS)
 
 test-gpu: native
-	@GPUSHARE_GPU_TESTS=1 $(PY) -m pytest $(PYTEST_ARGS) tests/gpu
+	@$(PY) -m tests.gpu.run_all --driver real --out build/test-gpu $(GPU_ARGS)
 
 bench: native
 	@$(PY) -m tests.bench $(BENCH_ARGS)
