@@ -58,7 +58,7 @@ def exchange(link: socket.socket, text: str, fd: int | None = None) -> tuple[str
     return data.decode(), list(fds)
 
 
-def ask(pid: int, verb: str, fd: int | None = None, **fields: Any) -> dict[str, str]:
+def ask(pid: int, verb: str, fd: int | None = None, /, **fields: Any) -> dict[str, str]:
     """Send one request; return the pairs of a good reply."""
     words = [f"{name}={value}" for name, value in fields.items()]
     text, fds = talk(pid, " ".join(["1", verb, *words]), fd)
@@ -69,7 +69,7 @@ def ask(pid: int, verb: str, fd: int | None = None, **fields: Any) -> dict[str, 
     return pairs(text.split(" |")[0])
 
 
-def rows(pid: int, verb: str, **fields: Any) -> list[dict[str, str]]:
+def rows(pid: int, verb: str, /, **fields: Any) -> list[dict[str, str]]:
     """Return all groups of a list."""
     found: list[dict[str, str]] = []
     start = 0

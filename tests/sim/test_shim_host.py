@@ -1,0 +1,65 @@
+"""Host memory: cuMem memory that CPU threads use without asking, and page-locked memory of the application."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.programs.client import Worker
+from tests.sim.shim_control import GRANULE, Group, ask
+
+Start = Callable[..., Worker]
+
+
+def test_host_memory_of_two_processes(start_worker: Start) -> None:
+    """Host-class memory keeps its bytes, is shared while it is away, and is the driver's again afterwards."""
+    owner, other = start_worker(), start_worker(1)
+    block = owner.block(GRANULE, kind="host_numa")
+    owner.host_fill(block["address"], GRANULE, 1)
+    seen = other.import_block(owner.hand(owner.mem_export(block["handle"]), other), GRANULE, kind="host_numa")
+    before = owner.snapshot(), other.snapshot()
+    with Group([owner, other]) as group:
+        for round in range(3):
+            group.suspend()
+            assert owner.host_read(block["address"] + 64, 4) == other.host_read(seen["address"] + 64, 4)
+            other.host_write(seen["address"], 100 + round)
+            owner.host_write(block["address"] + 8, 200 + round)
+            assert owner.host_read(block["address"], 1) == [100 + round]
+            group.resume()
+            assert owner.host_read(block["address"], 1) == other.read(seen["address"]) == [100 + round]
+            assert other.host_read(seen["address"] + 8, 1) == owner.read(block["address"] + 8) == [200 + round]
+            owner.write(block["address"], [5])
+            assert other.host_read(seen["address"], 1) == [5]
+            owner.host_fill(block["address"], GRANULE, 1)
+            assert (owner.snapshot(), other.snapshot()) == before
+
+
+def test_pages_leaves_host_memory(start_worker: Start) -> None:
+    """With host=0 the descriptors are replaced and host-class memory stays the driver's."""
+    worker = start_worker()
+    block = worker.block(GRANULE, kind="host_numa")
+    exported = worker.mem_export(block["handle"])
+    worker.host_fill(block["address"], GRANULE, 4)
+    with Group([worker]) as group:
+        group.suspend(host=0)
+        assert worker.readlink(exported) == "/dev/null"
+        worker.host_write(block["address"] + 4096, 1)
+        group.resume()
+    assert worker.read(block["address"] + 4096) == [1]
+
+
+def test_registrations_come_back(start_worker: Start) -> None:
+    """Page-locked memory of the application is registered again at its address, with its flags."""
+    worker = start_worker()
+    first, second = worker.buffer(1 << 20), worker.buffer(1 << 20, "shared")
+    worker.host_register(first, 1 << 20, 3)
+    worker.host_register(second, 1 << 20, 2)
+    assert worker.code("host_register", first, 1 << 20, 3) == 712
+    before = worker.snapshot()
+    with Group([worker]) as group:
+        group.suspend()
+        group.resume()
+    assert worker.snapshot() == before
+    worker.host_unregister(first)
+    worker.host_unregister(second)
+    assert worker.code("host_unregister", first) == 713
+    assert ask(worker.pid, "status")["host_registrations"] == "0"
