@@ -80,9 +80,9 @@ def test_table_says_simulated_on_every_line_of_progress() -> None:
 
 
 def test_failing_driver_call_ends_the_demo_with_its_name() -> None:
-    done = demo("--cycles", "0", SIMCUDA_INJECT="cuGraphInstantiate 1 2")
+    done = demo("--cycles", "0", SIMCUDA_INJECT="cuModuleLoadData 1 2")
     assert done.returncode == 1
-    assert "cuGraphInstantiate" in done.stderr and "CUDA_ERROR_OUT_OF_MEMORY" in done.stderr
+    assert "cuModuleLoadData" in done.stderr and "CUDA_ERROR_OUT_OF_MEMORY" in done.stderr
     assert "rank " in done.stderr and "Traceback" not in done.stderr
 
 
