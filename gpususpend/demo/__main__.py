@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -71,6 +72,7 @@ def main(ranks: int, mib: int | None, cycles: int, driver: str, deadline_s: floa
 
     Uses NVIDIA GPUs where there are any, else the simulated driver. Exits with 1 at the first wrong byte or command.
     """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the ranks and the state folder go with us
     try:
         with find_machine(driver, ranks, mib or DEFAULT_MIB["sim"]) as machine:
             try:
