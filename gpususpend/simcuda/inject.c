@@ -112,11 +112,12 @@ static bool named(const struct rule *rule, const char *symbol) {
         || (strlen(rule->function) == base_length(symbol) && !strncmp(rule->function, symbol, strlen(rule->function)));
 }
 
-static const struct rule *due(struct source *source, const char *symbol) {
+/* Count the call for every rule that names it; the first one that is due stands. */
+static const struct rule *due(struct source *source, const char *symbol, const struct rule *found) {
     for (int i = 0; i < source->count; i++)
-        if (named(&source->rules[i], symbol) && ++source->rules[i].seen == source->rules[i].nth)
-            return &source->rules[i];
-    return NULL;
+        if (named(&source->rules[i], symbol) && ++source->rules[i].seen == source->rules[i].nth && !found)
+            found = &source->rules[i];
+    return found;
 }
 
 /* Carry out the rule that is due for this call, if any; a code other than 0 means that the call is not performed. */
@@ -128,11 +129,9 @@ CUresult inject_check(const char *symbol) {
     if (atomic_load(&rule_count) == 0)
         return CUDA_SUCCESS;
     pthread_mutex_lock(&lock);
-    const struct rule *found = due(&from_environment, symbol);
-    if (!found)
-        found = due(&from_file, symbol);
-    if (!found)
-        found = due(&from_own_file, symbol);
+    const struct rule *found = due(&from_environment, symbol, NULL);
+    found = due(&from_file, symbol, found);
+    found = due(&from_own_file, symbol, found);
     struct rule rule = found ? *found : (struct rule){0};
     pthread_mutex_unlock(&lock);
     if (!found)
