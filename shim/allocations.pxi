@@ -4,8 +4,8 @@
 # Memory belongs to the context that was current when it was made, and goes with it.
 
 cdef enum:
-    MAX_ALLOCATIONS = 1048576
-    MAX_SLABS = 65536
+    MAX_ALLOCATIONS = 262144
+    MAX_SLABS = 16384
     SLAB_UNITS = 8192
     SLAB_WORDS = 128        # SLAB_UNITS / 64
     SMALLEST_UNIT = 256     # what cuMemAlloc promises as alignment

@@ -2,13 +2,10 @@
 # take a handle translate it.  Multicast objects get virtual handles like all others, so that their place is ready.
 
 cdef CUresult create_multicast(CUmemGenericAllocationHandle *handle, const CUmulticastObjectProp *prop) noexcept nogil:
-    """Create a multicast object, unless they are hidden."""
-    cdef Object *o
+    """Create a multicast object."""
+    cdef Object *o = object_new(ORIGIN_CREATED)
     cdef CUmemGenericAllocationHandle real = 0
     cdef CUresult rc
-    if hides_multicast():
-        return CUDA_ERROR_NOT_SUPPORTED
-    o = object_new(ORIGIN_CREATED)
     if o == NULL:
         return CUDA_ERROR_OUT_OF_MEMORY
     rc = gs_real.cuMulticastCreate(&real, prop)
@@ -22,12 +19,6 @@ cdef CUresult create_multicast(CUmemGenericAllocationHandle *handle, const CUmul
     handle[0] = handle_of(o)
     give_reference(o)
     return 0
-
-
-cdef bint hides_multicast() noexcept nogil:
-    """Say whether multicast is hidden: it cannot be carried, and libraries fall back by themselves."""
-    cdef const char *value = getenv(b"GPUSHARE_MULTICAST")
-    return value == NULL or strcmp(value, b"keep") != 0
 
 
 cdef Object *pin_translated(CUmemGenericAllocationHandle *handle) noexcept nogil:

@@ -33,6 +33,7 @@ cdef void import_known(Object *o, uint64_t nonce, uint64_t id, int pid, uint32_t
     o.epoch = epoch
     o.size = size
     o.owner = OWNER_KNOWN
+    o.kind = KIND_CARRIED
     fdrefs_renew(o)
     gs_unlock(&tables_mutex)
 
@@ -44,6 +45,9 @@ cdef bint resolve_import(Object *o, int fd) noexcept nogil:
     cdef uint64_t nonce = 0, id = 0
     if resolve_locally(o, fd):
         return True
+    if pid == 0:
+        # Nobody has put a tag on it: the exporter runs without a shim.
+        o.kind = KIND_FOREIGN
     if pid <= 0 or pid == getpid():
         return False
     if not peer_call(pid, b"1 whose", fd, reply, REPLY_BYTES, NULL, deadline_in(PEER_TIMEOUT_MS)):

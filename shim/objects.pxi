@@ -17,7 +17,7 @@ cdef enum:
     SLOT_BITS = 20
     MAX_OBJECTS = 262144
     MAX_MAPPINGS = 262144
-    MAX_ACCESS = 1048576
+    MAX_ACCESS = 262144
     MAX_FDREFS = 65536
 
 ctypedef struct Object:
@@ -372,7 +372,7 @@ cdef void access_set(Mapping *m, uint64_t start, uint64_t size, const CUmemAcces
 cdef bint access_promise(uint32_t n) noexcept nogil:
     """Make sure that `n` more entries can be added; `tables_mutex` is held."""
     global accesses_promised
-    if accesses.live + accesses_promised + n > limit_of(MAX_ACCESS):
+    if accesses.live + accesses_promised + n > MAX_ACCESS:
         return False
     if not table_commit(&accesses, sizeof(Access), MAX_ACCESS, accesses.used + accesses_promised + n):
         return False

@@ -10,6 +10,7 @@ cdef enum:
     SEAL_TIMEOUT_MS = 30000
     PROBE_TIMEOUT_MS = 5000
     LOCK_TRIES = 100
+    MFD_NOEXEC_SEAL = 8     # newer than the headers that we build with
 
 ctypedef struct SealedFd:
     uint32_t link
@@ -255,6 +256,9 @@ cdef bint host_save(Object *o, Failure *f) noexcept nogil:
         return True
     if o.memfd < 0:
         o.memfd = memfd_create(b"gpushare-host", MFD_CLOEXEC)
+    if o.memfd < 0:
+        # vm.memfd_noexec=2 demands this; elsewhere it is left out, since CRIU does not give it back as it was.
+        o.memfd = memfd_create(b"gpushare-host", MFD_CLOEXEC | MFD_NOEXEC_SEAL)
     if o.memfd < 0 or ftruncate(o.memfd, <off_t>o.size) != 0:
         f.error = errno
         return fail(f, b"memory", b"memfd", b"no memory for the placeholder")

@@ -6,7 +6,7 @@
 cdef enum:
     ARENA_STEP = 1 << 30    # page-locked in steps; a copy must not cross from one registration into the next
     MAX_ARENA_STEPS = 16384
-    MAX_PIECES = 1048576
+    MAX_PIECES = 262144
 
 ctypedef struct Piece:
     uint32_t link

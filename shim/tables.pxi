@@ -32,15 +32,6 @@ cdef enum:
     TABLE_STEP_BYTES = 65536
     ORDER_STEP = 16384
 
-cdef uint32_t table_limit_for_tests
-
-
-cdef uint32_t limit_of(uint32_t limit) noexcept nogil:
-    """Return a table's limit, lowered where a test asks for it."""
-    if table_limit_for_tests != 0 and table_limit_for_tests < limit:
-        return table_limit_for_tests
-    return limit
-
 
 cdef bint table_commit(Table *t, size_t item, uint32_t limit, uint32_t count) noexcept nogil:
     """Make room for `count` items altogether; False if the limit or the memory does not allow it."""
@@ -52,7 +43,7 @@ cdef bint table_commit(Table *t, size_t item, uint32_t limit, uint32_t count) no
             return False
         t.base = <char *>memory
         t.limit = limit
-    if count > limit_of(t.limit):
+    if count > t.limit:
         return False
     if count <= t.committed:
         return True
@@ -87,7 +78,7 @@ cdef void *table_next(Table *t, size_t item, uint32_t *cursor) noexcept nogil:
 cdef void *table_take(Table *t, size_t item, uint32_t limit) noexcept nogil:
     """Return a zeroed item that is now in use, or NULL when the table cannot grow."""
     cdef uint32_t *link
-    if t.free_head != 0 and t.live < limit_of(limit):
+    if t.free_head != 0 and t.live < limit:
         link = <uint32_t *>table_at(t, item, t.free_head - 1)
         t.free_head = link[0]
     else:

@@ -34,10 +34,8 @@ cdef const char *kind_name(uint32_t kind) noexcept nogil:
         return b"multicast"
     if kind == KIND_FABRIC:
         return b"fabric"
-    if kind == KIND_POOL:
+    if kind == KIND_POOL or kind == KIND_POOL_POINTER:
         return b"exported-pool"
-    if kind == KIND_POOL_POINTER:
-        return b"pool-pointer"
     if kind == KIND_IPC_EVENT:
         return b"ipc-event"
     if kind == KIND_EXTERNAL_MEMORY:
