@@ -20,6 +20,16 @@ cdef extern from "platform.h" nogil:
     enum:
         GS_SHARDS
     gs_shard gs_shards[]
+    ctypedef struct Gates "gs_gates":
+        uint32_t closed
+        uint32_t turn
+        uint32_t credits
+        uint32_t admitted
+        uint32_t waiting[2]
+        uint32_t threads
+    Gates gates
+    bint gs_count_in(int cls)
+    void gs_count_out(int cls)
 
 cdef enum:
     GS_LAUNCH = 0
@@ -28,34 +38,16 @@ cdef enum:
     GS_STREAM_PLAIN = 1
     GS_STREAM_PTSZ = 2
 
-ctypedef struct Gates:
-    uint32_t closed         # bit 1 << cls
-    uint32_t turn           # futex: changes with every change of the gates
-    uint32_t credits        # launches that may still pass the closed launch gate
-    uint32_t admitted       # launches that did
-    uint32_t waiting[2]
-    uint32_t threads        # threads that were given a shard
-
-cdef Gates gates
-
 
 cdef inline void gs_enter(int cls, CUstream stream, int how) noexcept nogil:
     """Enter a gated call: count this thread in, and wait if the gate is closed."""
-    gs_self.depth += 1
-    if gs_self.depth != 1:
-        return
-    if gs_self.shard == NULL:
-        gate_join()
-    gs_add(&gs_self.shard.in_flight[cls], 1)
-    if gs_load(&gates.closed) & (1 << cls):
+    if not gs_count_in(cls):
         gate_wait(cls, stream, how)
 
 
 cdef inline void gs_leave(int cls) noexcept nogil:
     """Leave a gated call."""
-    gs_self.depth -= 1
-    if gs_self.depth == 0:
-        gs_add(&gs_self.shard.in_flight[cls], <uint32_t>-1)
+    gs_count_out(cls)
 
 
 cdef void gate_join() noexcept nogil:
@@ -105,9 +97,12 @@ cdef bint gate_enter_admitted() noexcept nogil:
 
 
 cdef void gate_wait(int cls, CUstream stream, int how) noexcept nogil:
-    """Wait at a closed gate, not counted as inside; return counted in."""
+    """Wait at a closed gate, not counted as inside; return counted in. A thread's first call comes here too."""
     cdef uint32_t turn
-    gs_add(&gs_self.shard.in_flight[cls], <uint32_t>-1)
+    if gs_self.shard == NULL:
+        gate_join()
+        if gate_enter_open(cls):
+            return
     if gate_passes(stream, how):
         gs_add(&gs_self.shard.in_flight[cls], 1)
         return

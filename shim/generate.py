@@ -129,9 +129,11 @@ def _wrapper(hook: Hook, gated: bool) -> str:
     gate = GATES[hook.cls]
     lines += [
         "    cdef CUresult rc",
-        f"    gs_enter({gate}, {stream}, {kind})",
+        # gs_enter and gs_leave, spelled out: GCC does not inline them here.
+        f"    if not gs_count_in({gate}):",
+        f"        gate_wait({gate}, {stream}, {kind})",
         f"    rc = gs_real.{hook.symbol}({arguments})",
-        f"    gs_leave({gate})",
+        f"    gs_count_out({gate})",
         "    return rc",
         "",
     ]

@@ -79,6 +79,33 @@ static __thread gs_thread gs_self __attribute__((tls_model("initial-exec")));
 enum { GS_SHARDS = 64 };
 static gs_shard gs_shards[GS_SHARDS];
 
+typedef struct gs_gates {
+    uint32_t closed;     /* bit 1 << cls */
+    uint32_t turn;       /* futex: changes with every change of the gates */
+    uint32_t credits;    /* launches that may still pass the closed launch gate */
+    uint32_t admitted;   /* launches that did */
+    uint32_t waiting[2];
+    uint32_t threads;    /* threads that were given a shard */
+} gs_gates;
+
+static gs_gates gates;
+
+/* The path of every hooked call: inlined, and without a call of its own. False: not counted, go to gate_wait. */
+static inline __attribute__((always_inline)) int gs_count_in(int cls) {
+    gs_thread *self = &gs_self;
+    if (self->depth++ != 0) return 1;
+    if (__builtin_expect(self->shard == NULL, 0)) return 0;
+    __atomic_add_fetch(&self->shard->in_flight[cls], 1, __ATOMIC_SEQ_CST);
+    if (__builtin_expect((__atomic_load_n(&gates.closed, __ATOMIC_SEQ_CST) & (1u << cls)) == 0, 1)) return 1;
+    __atomic_sub_fetch(&self->shard->in_flight[cls], 1, __ATOMIC_SEQ_CST);
+    return 0;
+}
+
+static inline __attribute__((always_inline)) void gs_count_out(int cls) {
+    gs_thread *self = &gs_self;
+    if (--self->depth == 0) __atomic_sub_fetch(&self->shard->in_flight[cls], 1, __ATOMIC_SEQ_CST);
+}
+
 /* ---- locks ----
  * Zero is unlocked, so a lock needs no initialiser but its place in the order: a thread takes locks in rising order.
  * Debug builds (-DGS_DEBUG) stop at a violation. A forked child resets all of them: their holders are not in it. */
