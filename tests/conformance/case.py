@@ -45,12 +45,17 @@ Start = Callable[..., Worker]
 
 @dataclass(frozen=True)
 class Case:
-    """One case and what it needs. `bare`: it is about what the shim replaces, so it runs without the shim only."""
+    """One case and what it needs.
+
+    `bare`: it is about what the shim replaces, so it runs without the shim only. `crashes`: a real driver was seen to
+    take the process with it, so only a simulated one is asked.
+    """
 
     name: str
     function: Callable[[Seen, Start], None]
     devices: int = 1
     bare: bool = False
+    crashes: bool = False
     alone: bool = False
     timeout_s: float = 60.0
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from tests.gpu.conftest import Group
 from tests.programs.client import Worker
 
@@ -26,14 +28,31 @@ def test_kept_descriptors(start_worker: Callable[..., Worker], group: Group) -> 
         group.cycle(owner, other)
         for holder, number in ((owner, exported), (owner, copy), (owner, back), (other, received)):
             assert "nvidia" in holder.readlink(number), f"fd {number} is no export any more"
-        fresh = other.import_block(owner.hand(copy, other), SIZE)
+        handed = owner.hand(copy, other)
+        fresh = other.import_block(handed, SIZE)
         other.expect(fresh["address"], SIZE, [1])
         other.check()
         other.drop_block(fresh)
+        other.close_fd(handed)
     for holder, number in ((owner, exported), (owner, copy), (owner, back), (other, received)):
         holder.close_fd(number)
     again = owner.mem_export(block["handle"])
     fresh = other.import_block(owner.hand(again, other), SIZE)
+    other.expect(fresh["address"], SIZE, [1])
+    other.check()
+
+
+@pytest.mark.parametrize("imported_before", [False, True])
+def test_received_without_an_import(start_worker: Callable[..., Worker], group: Group, imported_before: bool) -> None:
+    """A process keeps a descriptor that it never imported, or of which it dropped the import long ago."""
+    owner, other = start_worker(0), start_worker(0)
+    block = owner.block(SIZE)
+    owner.fill(block["address"], SIZE, 1)
+    received = owner.hand(owner.mem_export(block["handle"]), other)
+    if imported_before:
+        other.drop_block(other.import_block(received, SIZE))
+    group.cycle(owner, other)
+    fresh = other.import_block(received, SIZE)
     other.expect(fresh["address"], SIZE, [1])
     other.check()
 

@@ -76,6 +76,8 @@ class Setting:
         """Make calls of the simulated driver fail: lines `FUNC NTH CODE|hang|delay MS|kill`, for one pid or for all."""
         assert self.state is not None, "failures are injected into the simulated driver only"
         target = self.state / ("inject" if pid is None else f"inject-{pid}")
+        # The last process that leaves a simulated machine takes the folder away, also while others are checkpointed.
+        self.state.mkdir(mode=0o700, exist_ok=True)
         # Written aside and renamed: a process may look at any moment.
         fresh = target.with_name(f".{target.name}.new")
         fresh.write_text(text if text.endswith("\n") or not text else text + "\n")

@@ -121,6 +121,21 @@ def copies_of_mappings(seen: Seen, start: Start) -> None:
 
 
 @case(devices=2)
+def from_the_other_context(seen: Seen, start: Start) -> None:
+    """Copies to and from the host, and memsets, of another device's memory, without peer access."""
+    for label in ("copy_dtoh", "copy_htod", "copy", "memset_d8"):
+        worker = start(None)
+        first, second = both(worker)
+        worker.use(second)
+        theirs = worker.alloc(2 * MIB)
+        worker.use(first)
+        host = worker.buffer(4096)
+        arguments = {"copy_dtoh": (host, theirs, 4096), "memset_d8": (theirs, 7, 4096)}.get(label, (theirs, host, 4096))
+        seen(label, worker.code(label, *arguments))
+        seen(f"sync after {label}", worker.code("ctx_sync"))
+
+
+@case(devices=2)
 def mappings_ignore_it(seen: Seen, start: Start) -> None:
     """cuMem mappings follow their access entries, not peer access."""
     worker = start(None)
