@@ -80,14 +80,15 @@ class RealMachine:
         return dict(os.environ)
 
     def use(self) -> list[Use]:
-        """Return what NVML reports; in a pid namespace of its own the pids may be others than ours."""
-        return [
-            Use(
-                int(pynvml.nvmlDeviceGetMemoryInfo(h).used),
-                frozenset(int(p.pid) for p in pynvml.nvmlDeviceGetComputeRunningProcesses(h)),
-            )
-            for h in self._handles
-        ]
+        """Return what NVML reports; in a container the pids may be others than ours, or none at all."""
+        return [Use(int(pynvml.nvmlDeviceGetMemoryInfo(h).used), self._pids(h)) for h in self._handles]
+
+    @staticmethod
+    def _pids(handle: Any) -> frozenset[int]:
+        try:
+            return frozenset(int(process.pid) for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
+        except pynvml.NVMLError:
+            return frozenset()
 
 
 class SimulatedMachine:
