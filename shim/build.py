@@ -43,6 +43,9 @@ LINK_FLAGS = [
 ]
 
 
+# Some distributions' compilers turn this on by themselves, and with it warnings: everywhere the same.
+FORTIFY = ["-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2"]
+
 # GCC's run-time choice of atomics on aarch64 is made by a constructor; this library has none.
 TARGET_FLAGS = {"aarch64": ["-mno-outline-atomics"]}
 
@@ -117,6 +120,7 @@ def build_shim(
             *_target_flags(compiler),
             *GENERATED_CODE,
             optimisation,
+            *(FORTIFY if optimisation != "-O0" else []),  # it needs an optimiser
             *(["-DGS_DEBUG"] if debug else []),
         ]
         includes = [f"-I{SOURCES}", f"-I{work}", *python_headers(work)]

@@ -309,7 +309,9 @@ cdef void listener_main(void *unused) noexcept nogil:
         n = MAX_CONNECTIONS + 2
         poll(listener_polls, n, poll_timeout())
         if listener_polls[1].revents:
-            read(wake_listener - 1, &woken, sizeof(woken))
+            # Nothing to read means that somebody else was faster; either way the listener looks again.
+            if read(wake_listener - 1, &woken, sizeof(woken)) < 0:
+                pass
         for i in range(MAX_CONNECTIONS):
             if listener_polls[i + 2].revents:
                 listener_receive(&connections[i])
