@@ -40,16 +40,13 @@ static void enter_gate(void) {
     }
 }
 
-static CUresult check_context(int flags) {
+static CUresult check_context(void) {
     CUcontext context = context_current();
     if (!context)
         return CUDA_ERROR_INVALID_CONTEXT;
     if (!atomic_load(&context->alive))
         return CUDA_ERROR_CONTEXT_IS_DESTROYED;
-    CUresult error = atomic_load(&context->error);
-    if (error == CUDA_SUCCESS && flags & CALL_UNSAFE)
-        error = capture_refuse_unsafe();
-    return error;
+    return atomic_load(&context->error);
 }
 
 /* Tell whether the call may be made now; waits while the process is locked. */
@@ -70,7 +67,8 @@ CUresult call_enter(struct call *call, const char *name, int flags, bool per_thr
         enter_gate();
         call->counted = true;
     }
-    return (flags & CALL_CONTEXT) == CALL_CONTEXT ? check_context(flags) : CUDA_SUCCESS;
+    CUresult result = (flags & CALL_CONTEXT) == CALL_CONTEXT ? check_context() : CUDA_SUCCESS;
+    return result == CUDA_SUCCESS && flags & CALL_UNSAFE ? capture_refuse_unsafe() : result;
 }
 
 CUresult call_leave(struct call *call, CUresult result) {

@@ -171,6 +171,22 @@ CUresult capture_check_legacy(CUcontext context) {
     return result;
 }
 
+/* Break every capture of a context's streams; returns what a call must return that waits for the whole context. */
+CUresult capture_break_all(CUcontext context) {
+    if (atomic_load(&capture_count) == 0)
+        return CUDA_SUCCESS;
+    CUresult result = CUDA_SUCCESS;
+    pthread_mutex_lock(&lock);
+    for (struct capture *c = captures; c; c = c->next)
+        for (struct member *m = c->members; m; m = m->next)
+            if (m->stream->context == context) {
+                c->invalid = true;
+                result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+            }
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
 /* A call that might wait for captured work: refused as the thread's mode and the captures under way demand. */
 CUresult capture_refuse_unsafe(void) {
     if (atomic_load(&capture_count) == 0 || thread_mode == CU_STREAM_CAPTURE_MODE_RELAXED)
@@ -256,6 +272,30 @@ static void unlink_capture(struct capture *capture) {
     }
     capture->ended = true;
     atomic_fetch_sub(&capture_count, 1);
+}
+
+/* A stream that goes: with the origin its capture ends; without another member the capture is broken. */
+void capture_forget(CUstream stream) {
+    pthread_mutex_lock(&lock);
+    struct capture *capture = stream->capture;
+    if (capture && capture->origin == stream) {
+        unlink_capture(capture);
+        if (!capture->into_given)
+            graph_delete(capture->graph);
+    } else if (capture) {
+        capture->invalid = true;
+        struct member **at = &capture->members;
+        while (*at && (*at)->stream != stream)
+            at = &(*at)->next;
+        struct member *gone = *at;
+        if (gone) {
+            *at = gone->next;
+            free(gone->at);
+            free(gone);
+        }
+        stream->capture = NULL;
+    }
+    pthread_mutex_unlock(&lock);
 }
 
 API_STREAM(CALL_INIT, cuStreamEndCapture, _ptsz, (CUstream handle, CUgraph *out), (handle, out)) {

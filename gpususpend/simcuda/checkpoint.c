@@ -172,7 +172,9 @@ static CUresult room(const int *physical) {
 static void share_with_own_imports(const struct memory *memory) {
     for (struct memory *other = memory_all(); other; other = other->next)
         if (other->saved && other->old_id == memory->old_id) {
+            CUmemAllocationProp own = other->object.prop; /* an import's differs */
             other->object = memory->object;
+            other->object.prop = own;
             pages_free(other->saved, other->object.size);
             other->saved = NULL;
         }
@@ -182,7 +184,7 @@ static void share_with_own_imports(const struct memory *memory) {
 static CUresult bring_back(struct memory *memory) {
     if (memory->device >= 0)
         memory->object.device = device_physical[memory->device];
-    memory->object.ipc_refused = true;
+    memory->object.restored = true;
     CUresult result = machine_object_create(&memory->object);
     if (result != CUDA_SUCCESS)
         return result;

@@ -152,7 +152,7 @@ API(CALL_INIT, cuCtxPopCurrent_v2, (CUcontext * out), (out)) {
     return CUDA_SUCCESS;
 }
 
-API(CALL_INIT, cuCtxSetCurrent, (CUcontext context), (context)) {
+API(CALL_UNLOCKED, cuCtxSetCurrent, (CUcontext context), (context)) {
     if (context && !context_valid(context))
         return CUDA_ERROR_INVALID_CONTEXT;
     if (depth)
@@ -162,7 +162,7 @@ API(CALL_INIT, cuCtxSetCurrent, (CUcontext context), (context)) {
     return CUDA_SUCCESS;
 }
 
-API(CALL_INIT, cuCtxGetCurrent, (CUcontext * out), (out)) {
+API(CALL_UNLOCKED, cuCtxGetCurrent, (CUcontext * out), (out)) {
     if (!out)
         return CUDA_ERROR_INVALID_VALUE;
     *out = context_current();
@@ -289,13 +289,17 @@ API(CALL_CONTEXT, cuCtxGetCacheConfig, (CUfunc_cache * config), (config)) {
 API(CALL_CONTEXT, cuCtxSetCacheConfig, (CUfunc_cache config), (config)) { return config < 0 || config > 3 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS; }
 API(CALL_CONTEXT, cuCtxResetPersistingL2Cache, (void), ()) { return CUDA_SUCCESS; }
 
-API(CALL_CONTEXT | CALL_UNSAFE, cuCtxSynchronize, (void), ()) { return context_wait(context_current()); }
+/* Measured: refused while a stream of the context is being captured, whatever the mode, and the capture is broken. */
+static CUresult synchronize(CUcontext context) {
+    CUresult result = capture_break_all(context);
+    return result == CUDA_SUCCESS ? context_wait(context) : result;
+}
+
+API(CALL_CONTEXT, cuCtxSynchronize, (void), ()) { return synchronize(context_current()); }
 
 API(CALL_INIT, cuCtxSynchronize_v2, (CUcontext context), (context)) {
     CUresult result = named_or_current(&context);
-    if (result == CUDA_SUCCESS)
-        result = capture_refuse_unsafe();
-    return result == CUDA_SUCCESS ? context_wait(context) : result;
+    return result == CUDA_SUCCESS ? synchronize(context) : result;
 }
 
 /* ---- peer access: of the current context to the memory of another device's context ---- */
@@ -304,7 +308,7 @@ API(CALL_CONTEXT, cuCtxEnablePeerAccess, (CUcontext peer, unsigned flags), (peer
     CUcontext context = context_current();
     if (flags)
         return CUDA_ERROR_INVALID_VALUE;
-    if (!context_valid(peer) || peer == context)
+    if (!context_valid(peer))
         return CUDA_ERROR_INVALID_CONTEXT;
     if (peer->device == context->device)
         return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;

@@ -11,6 +11,17 @@ static atomic_int managed_count;
 
 bool managed_memory_exists(void) { return atomic_load(&managed_count) > 0; }
 
+/* Why a range cannot be registered; memory lock held. */
+static CUresult refusal(CUdeviceptr va, size_t size) {
+    int count;
+    const struct mapping *rows = mapping_table(&count);
+    CUresult result = CUDA_SUCCESS;
+    for (int i = 0; i < count; i++)
+        if (rows[i].va < va + size && va < rows[i].va + rows[i].span)
+            result = rows[i].kind == MAP_REGISTERED ? CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED : CUDA_ERROR_INVALID_VALUE;
+    return result;
+}
+
 static CUresult add(CUdeviceptr va, size_t size, size_t span, enum mapping_kind kind, unsigned flags) {
     CUcontext context = context_current();
     struct mapping m = {
@@ -18,12 +29,11 @@ static CUresult add(CUdeviceptr va, size_t size, size_t span, enum mapping_kind 
         .buffer_id = mapping_new_buffer_id(),
     };
     memory_lock();
-    bool taken = mapping_overlaps(va, size);
-    bool added = !taken && mapping_insert(&m);
+    CUresult result = refusal(va, size);
+    if (result == CUDA_SUCCESS && !mapping_insert(&m))
+        result = CUDA_ERROR_OUT_OF_MEMORY;
     memory_unlock();
-    if (taken)
-        return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
-    return added ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    return result;
 }
 
 static CUresult allocate(void **out, size_t size, enum mapping_kind kind, unsigned flags) {
@@ -53,11 +63,17 @@ static bool remove_kind(CUdeviceptr va, enum mapping_kind kind, struct mapping *
     return removed;
 }
 
-API(CALL_CONTEXT | CALL_UNSAFE, cuMemHostAlloc, (void **out, size_t size, unsigned flags), (out, size, flags)) {
-    return flags > 7 ? CUDA_ERROR_INVALID_VALUE : allocate(out, size, MAP_HOST, flags);
+/* Measured: nothing is not refused, and is nowhere. */
+static CUresult allocate_host(void **out, size_t size, unsigned flags) {
+    if (!out || size || flags > 7)
+        return flags > 7 ? CUDA_ERROR_INVALID_VALUE : allocate(out, size, MAP_HOST, flags);
+    *out = NULL;
+    return CUDA_SUCCESS;
 }
 
-API(CALL_CONTEXT | CALL_UNSAFE, cuMemAllocHost_v2, (void **out, size_t size), (out, size)) { return allocate(out, size, MAP_HOST, 0); }
+API(CALL_CONTEXT | CALL_UNSAFE, cuMemHostAlloc, (void **out, size_t size, unsigned flags), (out, size, flags)) { return allocate_host(out, size, flags); }
+
+API(CALL_CONTEXT | CALL_UNSAFE, cuMemAllocHost_v2, (void **out, size_t size), (out, size)) { return allocate_host(out, size, 0); }
 
 static void wait_for(CUcontext context, void *unused) {
     (void)unused;
@@ -88,9 +104,14 @@ API(CALL_CONTEXT | CALL_UNSAFE, cuMemHostRegister_v2, (void *memory, size_t size
 
 API(CALL_CONTEXT | CALL_UNSAFE, cuMemHostUnregister, (void *memory), (memory)) {
     struct mapping m;
+    CUdeviceptr va = (CUdeviceptr)(uintptr_t)memory;
     if (!memory)
         return CUDA_ERROR_INVALID_VALUE;
-    return remove_kind((CUdeviceptr)(uintptr_t)memory, MAP_REGISTERED, &m) ? CUDA_SUCCESS : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+    context_each(wait_for, NULL);
+    if (remove_kind(va, MAP_REGISTERED, &m))
+        return CUDA_SUCCESS;
+    /* What the driver knows otherwise, or elsewhere than at its start, is no matter of registration to it. */
+    return address_is_device(va) ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
 }
 
 static bool find_host(const void *memory, struct mapping *m) {

@@ -84,7 +84,7 @@ API(CALL_CONTEXT, cuExternalMemoryGetMappedBuffer, (CUdeviceptr * out, CUexterna
     (out, memory, desc)) {
     if (!out || !desc || !desc->size || !pool_holds(&memories, memory))
         return CUDA_ERROR_INVALID_VALUE;
-    return alloc_device(context_current(), desc->size, MAP_ALLOC, out);
+    return alloc_device(context_current(), desc->size, MAP_ALLOC, NULL, out);
 }
 API(CALL_CONTEXT, cuDestroyExternalMemory, (CUexternalMemory memory), (memory)) {
     if (!pool_holds(&memories, memory))

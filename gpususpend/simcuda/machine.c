@@ -520,9 +520,9 @@ CUresult machine_import(int fd, struct machine_object *out) {
     char path[600];
     snprintf(path, sizeof path, "%s/nvidiactl", state_folder());
     if (fstat(fd, &given) || stat(path, &ours) || given.st_ino != ours.st_ino || given.st_dev != ours.st_dev)
-        return CUDA_ERROR_INVALID_VALUE;
+        return CUDA_ERROR_UNKNOWN;
     uint64_t number = (uint64_t)lseek(fd, 0, SEEK_CUR);
-    CUresult result = CUDA_ERROR_INVALID_VALUE;
+    CUresult result = CUDA_ERROR_UNKNOWN;
     lock_table(machine);
     for (uint32_t i = 0; i < machine->exports_used && result != CUDA_SUCCESS; i++)
         if (number && machine->exports[i].number == number)

@@ -8,7 +8,15 @@
 /* Any address that the driver knows as its memory is used as such, whatever name the call has (unified addressing). */
 static struct copy_end end_at(CUdeviceptr address) { return (struct copy_end){.address = address, .device = address_is_device(address)}; }
 
-static bool end_mapped(const struct copy_end *end, size_t size) { return !end->device || range_is_mapped(end->address, size); }
+/* The context that a copy in a stream uses where the call names none. */
+static CUcontext context_of(CUstream handle) {
+    CUstream stream;
+    return stream_find(handle, &stream) == CUDA_SUCCESS ? stream->context : context_current();
+}
+
+static bool end_usable(const struct copy_end *end, CUcontext context, size_t size, bool write) {
+    return !end->device || range_is_usable(end->context ? end->context : context, end->address, size, write);
+}
 
 static bool is_pageable(const struct copy_end *end) { return !end->device; }
 
@@ -42,7 +50,8 @@ static CUresult linear(CUdeviceptr to, CUdeviceptr from, size_t size, int needs,
         return CUDA_SUCCESS;
     if ((needs & DEVICE_TARGET && !work.copy.to.device) || (needs & DEVICE_SOURCE && !work.copy.from.device))
         return CUDA_ERROR_INVALID_VALUE;
-    if (!to || !from || !end_mapped(&work.copy.from, size) || !end_mapped(&work.copy.to, size))
+    CUcontext context = context_of(handle);
+    if (!to || !from || !end_usable(&work.copy.from, context, size, false) || !end_usable(&work.copy.to, context, size, true))
         return CUDA_ERROR_INVALID_VALUE;
     return submit(handle, &work, wait);
 }
@@ -78,10 +87,10 @@ static CUresult peer(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUc
     struct work work = {.kind = WORK_COPY, .copy = {.from = end_at(from), .to = end_at(to), .width = size, .height = 1, .depth = 1}};
     if (!context_valid(to_context) || !context_valid(from_context))
         return CUDA_ERROR_INVALID_CONTEXT;
-    if (!work.copy.from.device || !work.copy.to.device || !end_mapped(&work.copy.from, size) || !end_mapped(&work.copy.to, size))
-        return CUDA_ERROR_INVALID_VALUE;
     work.copy.from.context = from_context;
     work.copy.to.context = to_context;
+    if (!work.copy.from.device || !work.copy.to.device || !end_usable(&work.copy.from, NULL, size, false) || !end_usable(&work.copy.to, NULL, size, true))
+        return CUDA_ERROR_INVALID_VALUE;
     return size ? submit(stream, &work, wait) : CUDA_SUCCESS;
 }
 API_STREAM(CALL_CONTEXT | CALL_UNSAFE, cuMemcpyPeer, _ptds, (CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t size),
@@ -107,7 +116,7 @@ static bool place(struct copy_end *end, CUmemorytype type, const void *host, CUd
 }
 
 /* Turn a caller's description into work; a copy of nothing leaves work->kind NONE. */
-static CUresult describe_3d(struct work *work, const CUDA_MEMCPY3D_PEER *p) {
+static CUresult describe_3d(struct work *work, const CUDA_MEMCPY3D_PEER *p, CUcontext context) {
     *work = (struct work){.kind = WORK_COPY, .copy = {.width = p->WidthInBytes, .height = p->Height, .depth = p->Depth}};
     struct copy_end *from = &work->copy.from, *to = &work->copy.to;
     if (p->srcMemoryType == CU_MEMORYTYPE_ARRAY || p->dstMemoryType == CU_MEMORYTYPE_ARRAY)
@@ -130,12 +139,12 @@ static CUresult describe_3d(struct work *work, const CUDA_MEMCPY3D_PEER *p) {
     size_t to_span = (p->Depth - 1) * to->slice + (p->Height - 1) * to->pitch + p->WidthInBytes;
     from->context = p->srcContext;
     to->context = p->dstContext;
-    return end_mapped(from, from_span) && end_mapped(to, to_span) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return end_usable(from, context, from_span, false) && end_usable(to, context, to_span, true) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 static CUresult copy_3d(const CUDA_MEMCPY3D_PEER *p, CUstream stream, bool wait) {
     struct work work;
-    CUresult result = describe_3d(&work, p);
+    CUresult result = describe_3d(&work, p, context_of(stream));
     return result == CUDA_SUCCESS && work.kind == WORK_COPY ? submit(stream, &work, wait) : result;
 }
 
@@ -149,7 +158,7 @@ static CUDA_MEMCPY3D_PEER without_contexts(const CUDA_MEMCPY3D *p) {
 /* The work of a graph's copy node. */
 CUresult copy_work(struct work *work, const CUDA_MEMCPY3D *p, CUcontext context) {
     CUDA_MEMCPY3D_PEER form = without_contexts(p);
-    CUresult result = describe_3d(work, &form);
+    CUresult result = describe_3d(work, &form, context);
     work->context = context;
     return result;
 }

@@ -328,16 +328,18 @@ bool address_is_device(CUdeviceptr address) {
     return true;
 }
 
-/* Tell whether every byte of the range lies in some mapping. */
-bool range_is_mapped(CUdeviceptr address, size_t size) {
+/* Tell whether every byte of the range lies in some mapping that a copy or a set of the context may use: measured, one
+ * that may not is refused at once, and the context goes on. NULL: whether it lies in a mapping at all. */
+bool range_is_usable(CUcontext context, CUdeviceptr address, size_t size, bool write) {
     while (size) {
         struct mapping m;
         if (!mapping_find(address, &m))
             return false;
         size_t there = m.size - (size_t)(address - m.va);
+        bool usable = !context || may_access(&m, context, write, true);
         mapping_done(&m);
-        if (there >= size)
-            return true;
+        if (!usable || there >= size)
+            return usable;
         address += there;
         size -= there;
     }

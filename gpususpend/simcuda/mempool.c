@@ -116,18 +116,24 @@ API(CALL_INIT, cuMemPoolGetAccess, (CUmemAccess_flags * flags, CUmemoryPool pool
 
 /* ---- allocation ---- */
 
-static CUresult allocate(CUdeviceptr *out, size_t size, CUstream handle) {
+static CUresult allocate(CUdeviceptr *out, size_t size, CUmemoryPool pool, CUstream handle) {
     CUstream stream;
     if (!out || !size)
         return CUDA_ERROR_INVALID_VALUE;
     CUresult result = stream_find(handle, &stream);
     if (result == CUDA_SUCCESS && stream_is_capturing(stream))
         return CUDA_ERROR_NOT_SUPPORTED; /* memory nodes come with a later stage */
-    return result == CUDA_SUCCESS ? alloc_device(stream->context, size, MAP_POOL, out) : result;
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (!pool) {
+        pool_of(stream->context->device);
+        pool = current_pool[stream->context->device];
+    }
+    return alloc_device(stream->context, size, MAP_POOL, pool, out);
 }
-API_STREAM(CALL_CONTEXT, cuMemAllocAsync, _ptsz, (CUdeviceptr * out, size_t size, CUstream stream), (out, size, stream)) { return allocate(out, size, stream); }
+API_STREAM(CALL_CONTEXT, cuMemAllocAsync, _ptsz, (CUdeviceptr * out, size_t size, CUstream stream), (out, size, stream)) { return allocate(out, size, NULL, stream); }
 API_STREAM(CALL_CONTEXT, cuMemAllocFromPoolAsync, _ptsz, (CUdeviceptr * out, size_t size, CUmemoryPool pool, CUstream stream), (out, size, pool, stream)) {
-    return pool_holds(&pools, pool) ? allocate(out, size, stream) : CUDA_ERROR_INVALID_VALUE;
+    return pool_holds(&pools, pool) ? allocate(out, size, pool, stream) : CUDA_ERROR_INVALID_VALUE;
 }
 API_STREAM(CALL_CONTEXT, cuMemFreeAsync, _ptsz, (CUdeviceptr va, CUstream handle), (va, handle)) {
     struct mapping m;

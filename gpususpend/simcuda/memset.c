@@ -1,4 +1,4 @@
-/* The set calls. */
+/* The set calls. Measured: beside a recording they are as legal as their Async forms. */
 #include "simcuda.h"
 
 static CUresult set(CUdeviceptr to, size_t pitch, unsigned value, unsigned element, size_t width, size_t height, CUstream handle, bool wait) {
@@ -8,9 +8,9 @@ static CUresult set(CUdeviceptr to, size_t pitch, unsigned value, unsigned eleme
         return CUDA_SUCCESS;
     if (to % element || pitch % element || (height > 1 && pitch < width * element))
         return CUDA_ERROR_INVALID_VALUE;
-    if (!range_is_mapped(to, (height - 1) * pitch + width * element))
-        return CUDA_ERROR_INVALID_VALUE;
     CUresult result = stream_find(handle, &stream);
+    if (result == CUDA_SUCCESS && !range_is_usable(stream->context, to, (height - 1) * pitch + width * element, true))
+        result = CUDA_ERROR_INVALID_VALUE;
     if (result == CUDA_SUCCESS && wait && stream_is_capturing(stream))
         result = capture_invalidate(stream);
     if (result != CUDA_SUCCESS)
@@ -19,13 +19,13 @@ static CUresult set(CUdeviceptr to, size_t pitch, unsigned value, unsigned eleme
 }
 
 #define SETS(bits, type)                                                                                             \
-    API_STREAM(CALL_CONTEXT | CALL_UNSAFE, cuMemsetD##bits##_v2, _ptds, (CUdeviceptr to, type value, size_t n), (to, value, n)) { \
+    API_STREAM(CALL_CONTEXT, cuMemsetD##bits##_v2, _ptds, (CUdeviceptr to, type value, size_t n), (to, value, n)) {   \
         return set(to, 0, value, bits / 8, n, 1, NULL, true);                                                        \
     }                                                                                                                \
     API_STREAM(CALL_CONTEXT, cuMemsetD##bits##Async, _ptsz, (CUdeviceptr to, type value, size_t n, CUstream stream), (to, value, n, stream)) { \
         return set(to, 0, value, bits / 8, n, 1, stream, false);                                                     \
     }                                                                                                                \
-    API_STREAM(CALL_CONTEXT | CALL_UNSAFE, cuMemsetD2D##bits##_v2, _ptds,                                            \
+    API_STREAM(CALL_CONTEXT, cuMemsetD2D##bits##_v2, _ptds,                                                          \
         (CUdeviceptr to, size_t pitch, type value, size_t width, size_t height), (to, pitch, value, width, height)) { \
         return set(to, pitch, value, bits / 8, width, height, NULL, true);                                           \
     }                                                                                                                \

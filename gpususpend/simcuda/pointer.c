@@ -7,6 +7,14 @@ static bool is_host(const struct mapping *m) { return m->kind == MAP_HOST || m->
 
 static bool is_vmm(const struct mapping *m) { return m->kind == MAP_VMM; }
 
+/* Measured: from a context that was given peer access the memory looks like its own device's. */
+static int ordinal_of(const struct mapping *m) {
+    CUcontext context = context_current();
+    if (m->device < 0)
+        return CU_DEVICE_CPU;
+    return context && m->kind == MAP_ALLOC && atomic_load(&context->peers) >> m->device & 1 ? context->device : m->device;
+}
+
 #define GIVE(type, value)                 \
     do {                                  \
         *(type *)data = (type)(value);    \
@@ -28,10 +36,11 @@ static CUresult tell(void *data, CUpointer_attribute name, CUdeviceptr address, 
     case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: GIVE(int, 0);
     case CU_POINTER_ATTRIBUTE_BUFFER_ID: GIVE(unsigned long long, m->buffer_id);
     case CU_POINTER_ATTRIBUTE_IS_MANAGED: GIVE(int, m->kind == MAP_MANAGED);
-    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: GIVE(int, m->device < 0 ? CU_DEVICE_CPU : m->device);
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: GIVE(int, ordinal_of(m));
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: GIVE(int, m->kind == MAP_ALLOC);
-    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: GIVE(CUdeviceptr, m->va);
-    case CU_POINTER_ATTRIBUTE_RANGE_SIZE: GIVE(size_t, m->size);
+    /* Measured: the range of cuMem memory starts where its reservation starts; that it also ends there is assumed. */
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: GIVE(CUdeviceptr, is_vmm(m) ? m->range : m->va);
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE: GIVE(size_t, is_vmm(m) ? m->range_size : m->size);
     case CU_POINTER_ATTRIBUTE_MAPPED: GIVE(int, 1);
     case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: GIVE(int, is_vmm(m) ? m->memory->object.prop.requestedHandleTypes : 0);
     case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
@@ -40,7 +49,7 @@ static CUresult tell(void *data, CUpointer_attribute name, CUdeviceptr address, 
         CUcontext context = context_current();
         GIVE(int, is_vmm(m) && context ? m->access[context->device] : CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
     }
-    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE: GIVE(CUmemoryPool, NULL);
+    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE: GIVE(CUmemoryPool, m->pool);
     case CU_POINTER_ATTRIBUTE_MAPPING_SIZE: GIVE(size_t, m->span);
     case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR: GIVE(CUdeviceptr, m->va);
     case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID: GIVE(unsigned long long, m->buffer_id);
@@ -48,7 +57,7 @@ static CUresult tell(void *data, CUpointer_attribute name, CUdeviceptr address, 
     }
 }
 
-API(CALL_CONTEXT, cuPointerGetAttribute, (void *data, CUpointer_attribute name, CUdeviceptr address), (data, name, address)) {
+API(CALL_UNLOCKED, cuPointerGetAttribute, (void *data, CUpointer_attribute name, CUdeviceptr address), (data, name, address)) {
     struct mapping m;
     if (!data || name <= 0)
         return CUDA_ERROR_INVALID_VALUE;
@@ -74,7 +83,7 @@ static void tell_unknown(void *data, CUpointer_attribute name) {
         *(int *)data = CU_DEVICE_INVALID;
 }
 
-API(CALL_CONTEXT, cuPointerGetAttributes, (unsigned count, CUpointer_attribute *names, void **data, CUdeviceptr address), (count, names, data, address)) {
+API(CALL_UNLOCKED, cuPointerGetAttributes, (unsigned count, CUpointer_attribute *names, void **data, CUdeviceptr address), (count, names, data, address)) {
     struct mapping m;
     if (!count || !names || !data)
         return CUDA_ERROR_INVALID_VALUE;

@@ -41,7 +41,7 @@ static CUresult open_target(int pid, int *out) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     int inner = pid > 0 ? inner_pid(pid) : 0;
     if (!inner)
-        return CUDA_ERROR_INVALID_VALUE;
+        return CUDA_ERROR_OPERATING_SYSTEM;
     size_t length = service_socket_name(inner, address.sun_path, sizeof address.sun_path);
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (fd < 0)
@@ -93,7 +93,8 @@ static int outer_tid(int pid, int tid) {
     return found;
 }
 
-API(CALL_UNLOCKED, cuCheckpointProcessGetState, (int pid, CUprocessState *out), (pid, out)) {
+/* Measured: needs no cuInit of the caller. */
+API(CALL_ANY, cuCheckpointProcessGetState, (int pid, CUprocessState *out), (pid, out)) {
     return out ? ask(pid, &(struct request){.verb = VERB_STATE}, -1, out) : CUDA_ERROR_INVALID_VALUE;
 }
 

@@ -281,8 +281,10 @@ static CUstream any_stream_of(CUcontext context) {
 /* End every stream of a context, when its work is done. */
 void stream_destroy_context(CUcontext context) {
     context_wait(context);
-    for (CUstream stream; (stream = any_stream_of(context));)
+    for (CUstream stream; (stream = any_stream_of(context));) {
+        capture_forget(stream);
         stream_destroy(stream);
+    }
     context->legacy = NULL;
 }
 

@@ -8,13 +8,16 @@
 
 /* ---- VMM handles ---- */
 
+enum { LARGE = 512 << 20 };
+
 static CUresult exportable(CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type, uint64_t *id) {
     memory_lock();
     struct memory *memory = memory_by_handle(handle);
     CUresult result = CUDA_ERROR_INVALID_VALUE;
     if (memory && type && (memory->object.prop.requestedHandleTypes & type) == type) {
         *id = memory->object.id;
-        result = CUDA_SUCCESS;
+        /* Measured of 512 MiB and not of 64: after a restore the larger ones can no longer be exported. */
+        result = memory->object.restored && memory->object.size >= LARGE ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
     }
     memory_unlock();
     return result;
@@ -54,6 +57,7 @@ API(CALL_INIT, cuMemImportFromShareableHandle, (CUmemGenericAllocationHandle * o
         machine_object_drop(object.id);
         return CUDA_ERROR_INVALID_DEVICE;
     }
+    object.prop.requestedHandleTypes = 0; /* an import cannot be exported */
     struct memory *memory = memory_new(&object, MEM_VMM, object.creator != machine_nonce());
     memory->handle_refs = 1;
     *out = memory->handle;
@@ -84,21 +88,27 @@ API(CALL_CONTEXT, cuIpcGetMemHandle, (CUipcMemHandle * out, CUdeviceptr va), (ou
     return CUDA_SUCCESS;
 }
 
-/* Count one more open of the same handle in the context, if there is one already. */
-static bool open_again(uint64_t object, CUcontext context, CUdeviceptr *out) {
+/* Count one more open of a handle that is open already; measured, in one context of the process only. */
+static CUresult open_again(uint64_t object, CUcontext context, CUdeviceptr *out, bool *found) {
     int count;
-    bool found = false;
+    CUresult result = CUDA_SUCCESS;
+    *found = false;
     memory_lock();
     struct mapping *rows = mapping_edit(&count);
-    for (int i = 0; i < count && !found; i++)
-        if (rows[i].kind == MAP_IPC && rows[i].context == context && rows[i].memory->object.id == object) {
+    for (int i = 0; i < count && !*found; i++) {
+        if (rows[i].kind != MAP_IPC || rows[i].memory->object.id != object)
+            continue;
+        *found = true;
+        if (rows[i].context == context) {
             rows[i].opens++;
             *out = rows[i].va;
-            found = true;
+        } else {
+            result = CUDA_ERROR_INVALID_HANDLE;
         }
+    }
     mapping_publish();
     memory_unlock();
-    return found;
+    return result;
 }
 
 static CUresult ipc_open(CUdeviceptr *out, CUipcMemHandle handle, unsigned flags) {
@@ -106,18 +116,20 @@ static CUresult ipc_open(CUdeviceptr *out, CUipcMemHandle handle, unsigned flags
     struct machine_object object;
     CUcontext context = context_current();
     memcpy(&bytes, &handle, sizeof bytes);
-    if (!out || flags & ~(unsigned)CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS || memcmp(bytes.magic, "simIPC", 6))
+    if (!out || flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS || memcmp(bytes.magic, "simIPC", 6))
         return CUDA_ERROR_INVALID_VALUE;
     if (bytes.creator == machine_nonce())
         return CUDA_ERROR_INVALID_CONTEXT; /* a process cannot open its own */
-    if (open_again(bytes.object, context, out))
-        return CUDA_SUCCESS;
-    CUresult result = machine_object_hold(bytes.object, &object);
+    bool open_already;
+    CUresult result = open_again(bytes.object, context, out, &open_already);
+    if (open_already)
+        return result;
+    result = machine_object_hold(bytes.object, &object);
     if (result != CUDA_SUCCESS)
         return CUDA_ERROR_INVALID_VALUE; /* freed meanwhile */
-    if (object.ipc_refused || !object.ipc_capable || device_ordinal(object.device) < 0) {
+    if (object.restored || !object.ipc_capable || device_ordinal(object.device) < 0) {
         /* Measured: after its owner's restore, memory can no longer be opened. */
-        result = object.ipc_refused ? CUDA_ERROR_NOT_PERMITTED : CUDA_ERROR_INVALID_VALUE;
+        result = object.restored ? CUDA_ERROR_NOT_PERMITTED : CUDA_ERROR_INVALID_VALUE;
         machine_object_drop(object.id);
         return result;
     }
@@ -142,9 +154,15 @@ API(CALL_CONTEXT, cuIpcOpenMemHandle_v2, (CUdeviceptr * out, CUipcMemHandle hand
     return ipc_open(out, handle, flags);
 }
 
+static void wait_for(CUcontext context, void *unused) {
+    (void)unused;
+    context_wait(context);
+}
+
 API(CALL_CONTEXT, cuIpcCloseMemHandle, (CUdeviceptr va), (va)) {
     int count, left = -1;
     struct mapping closed = {0};
+    context_each(wait_for, NULL);
     memory_lock();
     struct mapping *rows = mapping_edit(&count);
     for (int i = 0; i < count; i++)

@@ -99,7 +99,7 @@ struct machine_object {
     uint64_t id, size, charged;
     int device; /* physical; -1 for host memory */
     uint64_t creator;
-    bool ipc_refused, ipc_capable;
+    bool restored, ipc_capable; /* restored: went through a restore of its process */
     CUmemAllocationProp prop;
 };
 CUresult machine_attach(void);
@@ -167,8 +167,11 @@ struct mapping {
     struct memory *memory; /* NULL: CPU memory at va */
     enum mapping_kind kind;
     CUcontext context;
+    CUmemoryPool pool;
     uint64_t buffer_id;
     unsigned flags;
+    CUdeviceptr range; /* of cuMem memory: its reservation */
+    size_t range_size;
     int opens, device;
     unsigned char access[MAX_DEVICES], host_access;
 };
@@ -199,7 +202,7 @@ uint64_t mapping_new_buffer_id(void);
 CUresult view_device(struct view *view, CUcontext context, CUdeviceptr address, size_t size, bool write, bool copy);
 void view_done(struct view *view);
 bool address_is_device(CUdeviceptr address);
-bool range_is_mapped(CUdeviceptr address, size_t size);
+bool range_is_usable(CUcontext context, CUdeviceptr address, size_t size, bool write);
 
 /* ---- vmm.c ---- */
 CUdeviceptr reserve_range(size_t size, size_t alignment, CUdeviceptr hint);
@@ -208,7 +211,7 @@ void host_mapping_set(const struct mapping *mapping);
 void host_mapping_clear(const struct mapping *mapping);
 
 /* ---- alloc.c ---- */
-CUresult alloc_device(CUcontext context, size_t size, enum mapping_kind kind, CUdeviceptr *out);
+CUresult alloc_device(CUcontext context, size_t size, enum mapping_kind kind, CUmemoryPool pool, CUdeviceptr *out);
 CUresult alloc_free(CUdeviceptr va, enum mapping_kind kind);
 void alloc_free_context(CUcontext context);
 
@@ -363,6 +366,8 @@ CUresult capture_event_record(CUstream stream, CUevent event);
 CUresult capture_event_wait(CUstream stream, CUevent event);
 CUresult capture_check_legacy(CUcontext context);
 CUresult capture_refuse_unsafe(void);
+CUresult capture_break_all(CUcontext context);
+void capture_forget(CUstream stream);
 CUresult capture_invalidate(CUstream stream);
 
 /* ---- checkpoint.c, service.c ---- */

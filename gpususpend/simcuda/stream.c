@@ -23,8 +23,7 @@ API(CALL_INIT, cuStreamDestroy_v2, (CUstream handle), (handle)) {
     CUresult result = is_default(handle) ? CUDA_ERROR_INVALID_HANDLE : stream_find(handle, &stream);
     if (result != CUDA_SUCCESS)
         return result;
-    if (stream_is_capturing(stream))
-        capture_invalidate(stream);
+    capture_forget(stream);
     stream_destroy(stream);
     return CUDA_SUCCESS;
 }

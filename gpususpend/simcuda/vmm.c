@@ -1,8 +1,7 @@
 /* Virtual memory management: reservations, physical memory, mappings, access.
  *
- * Stricter than the driver where CUDA only says "must": an offset is 0, a mapping fills reserved and unmapped space of
- * one reservation, access is set on whole mappings, unmap takes whole mappings without a gap, an address range is freed
- * exactly as it was reserved. */
+ * As measured: a mapping is the whole of its physical memory, access is set on whole mappings. Stricter than the driver:
+ * a mapping lies inside one reservation, unmap takes whole mappings without a gap and nothing else. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
@@ -80,11 +79,11 @@ API(CALL_INIT, cuMemAddressFree, (CUdeviceptr va, size_t size), (va, size)) {
     return CUDA_SUCCESS;
 }
 
-static bool inside_reservation(CUdeviceptr va, size_t size) {
-    for (struct reservation *r = reservations; r; r = r->next)
-        if (va >= r->va && va - r->va <= r->size && size <= r->size - (size_t)(va - r->va))
-            return true;
-    return false;
+static const struct reservation *reservation_around(CUdeviceptr va, size_t size) {
+    const struct reservation *r = reservations;
+    while (r && !(va >= r->va && va - r->va <= r->size && size <= r->size - (size_t)(va - r->va)))
+        r = r->next;
+    return r;
 }
 
 /* ---- physical memory ---- */
@@ -128,6 +127,8 @@ API(CALL_INIT, cuMemCreate, (CUmemGenericAllocationHandle * out, size_t size, co
     struct machine_object object = {
         .size = size, .charged = host ? 0 : size, .device = host ? -1 : device_physical[prop->location.id], .prop = *prop,
     };
+    if (prop->location.type == CU_MEM_LOCATION_TYPE_HOST) /* is answered as memory of a node */
+        object.prop.location = (CUmemLocation){.type = CU_MEM_LOCATION_TYPE_HOST_NUMA, .id = 0};
     result = machine_object_create(&object);
     if (result != CUDA_SUCCESS)
         return result;
@@ -182,15 +183,19 @@ API(CALL_INIT, cuMemGetAllocationPropertiesFromHandle, (CUmemAllocationProp * ou
 
 API(CALL_INIT, cuMemMap, (CUdeviceptr va, size_t size, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags),
     (va, size, offset, handle, flags)) {
-    if (!size || !multiple(va) || !multiple(size) || offset || flags)
+    if (!size || !multiple(va) || !multiple(size) || !multiple(offset) || flags)
         return CUDA_ERROR_INVALID_VALUE;
     CUresult result = CUDA_ERROR_INVALID_VALUE;
     memory_lock();
     struct memory *memory = memory_by_handle(handle);
-    if (memory && memory->kind == MEM_VMM && size <= memory->object.size && inside_reservation(va, size) && !mapping_overlaps(va, size)) {
+    const struct reservation *around = reservation_around(va, size);
+    bool known = memory && memory->kind == MEM_VMM;
+    if (known && (offset || size != memory->object.size)) {
+        result = CUDA_ERROR_NOT_SUPPORTED;
+    } else if (known && around && !mapping_overlaps(va, size)) {
         struct mapping m = {
             .va = va, .size = size, .span = size, .memory = memory, .kind = MAP_VMM, .device = memory->device,
-            .buffer_id = mapping_new_buffer_id(),
+            .buffer_id = mapping_new_buffer_id(), .range = around->va, .range_size = around->size,
         };
         memory_get(memory);
         result = mapping_insert(&m) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
@@ -260,12 +265,12 @@ static CUresult check_access(const CUmemAccessDesc *desc, const struct mapping *
     if (!flags_valid)
         return CUDA_ERROR_INVALID_VALUE;
     if (desc->location.type == CU_MEM_LOCATION_TYPE_DEVICE)
-        return device_valid(desc->location.id) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+        return device_valid(desc->location.id) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     if (!on_host(desc->location.type))
         return CUDA_ERROR_INVALID_VALUE;
     for (int i = first; i <= last; i++) /* the host reaches host memory alone */
         if (rows[i].memory->device >= 0)
-            return CUDA_ERROR_INVALID_VALUE;
+            return CUDA_ERROR_NOT_SUPPORTED;
     return CUDA_SUCCESS;
 }
 
