@@ -99,10 +99,14 @@ def living(record: Record) -> tuple[Record, list[Member]]:
 
 
 def unrecorded(context: Context, targets: Targets) -> list[Found]:
-    """Return the shims that stand half-way and are in no record: the state directory was lost, or stayed elsewhere.
+    """Return the shims among the targets that stand half-way and are in no record here.
 
-    A group that was dumped and restored on another machine arrives like this.
+    The state directory was lost, or stayed on another machine: a group that was dumped and restored arrives like this.
+    Raises HeldElsewhere for a named process that a holder of another state directory keeps.
     """
+    if targets.implied:
+        # Another command, with another state directory, may be at work on such a shim right now.
+        return []
     known = {member.pid for record in context.journal.records() for member in record.members}
     wanted = None if targets.everything else named_pids(targets)
     found = []
@@ -113,9 +117,14 @@ def unrecorded(context: Context, targets: Targets) -> list[Found]:
             continue
         if one.hello is None or one.pid in known or (wanted is not None and one.pid not in wanted):
             continue
-        phase = Rank(one.member()).status(Deadline(context.limits.request_s)).text("phase")
-        if phase != "running":
-            found.append(one)
+        status = Rank(one.member()).status(Deadline(context.limits.request_s))
+        if status.text("phase") == "running":
+            continue
+        if status.text("lease") == "held":
+            if wanted is not None:
+                raise errors.HeldElsewhere(pid=one.pid)
+            continue
+        found.append(one)
     return found
 
 

@@ -26,6 +26,7 @@ class Targets:
     pids: tuple[int, ...] = ()
     trees: tuple[int, ...] = ()
     everything: bool = False
+    implied: bool = False  # everything, because nothing was named
 
     def __bool__(self) -> bool:
         """Tell whether anything was named."""

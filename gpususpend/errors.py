@@ -282,6 +282,13 @@ class Busy(Refused):
     template = "another command (pid {pid}) works on these processes; wait for it"
 
 
+class HeldElsewhere(Refused):
+    """A holder that is in no record here keeps the process."""
+
+    code = "held-elsewhere"
+    template = "pid {pid} is suspended and held by a command that used another state directory; name it by --state-dir"
+
+
 class MixedStates(Refused):
     """Some of the named processes are suspended and others are not."""
 

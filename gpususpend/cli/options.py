@@ -105,7 +105,7 @@ def parse_targets(words: Words, default_all: bool = False) -> Targets:
     if not targets:
         if not default_all:
             raise errors.NoTarget()
-        return Targets(everything=True)
+        return Targets(everything=True, implied=True)
     return targets
 
 

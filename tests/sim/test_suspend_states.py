@@ -1,0 +1,248 @@
+"""What commands leave, and what the next command makes of it: repeated, stopped, killed, cut off."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpususpend import errors, processes
+from tests.programs.client import WorkerTimeout
+from tests.programs.setting import ROOT, Setting
+from tests.programs.tool import Answer, Tool
+from tests.sim.conftest import MIB, Pair, Start, records, running, stopped_threads
+from tests.unit.fake_shim import sleeper
+
+pytestmark = pytest.mark.usefixtures("own_network")
+
+KILL = "tests.programs.killed"
+DOWN = ["preflight", "prepare", "quiesce", "release", "seal", "lock", "checkpoint", "freeze"]
+UP = ["restore", "unlock", "load", "remap", "unseal", "bind", "check", "open"]
+
+
+def killed(tool: Tool, step: str, *words: str | int) -> None:
+    """Run a command that is killed by SIGKILL the moment it has noted `step`."""
+    command = [sys.executable, "-m", KILL, step, *map(str, words), "--driver", "sim", "--json"]
+    done = subprocess.run(command, cwd=ROOT, env=tool.environ(), capture_output=True, text=True, timeout=120)
+    assert done.returncode == -signal.SIGKILL, Answer(command, done.returncode, done.stdout, done.stderr)
+
+
+def recover(tool: Tool, *words: str) -> Answer:
+    """Recover everything."""
+    return tool.run("recover", "--driver", "sim", *words)
+
+
+def test_FR84_again_changes_nothing(pair: Pair, tool: Tool) -> None:
+    """Suspend of a suspended group, resume of a running one, stop of a stopped one."""
+    assert tool.resume(*pair.pids).expect(0).json["already"] is True
+    assert tool.suspend(*pair.pids).expect(0).json["already"] is False
+    before = records(tool)
+    again = tool.suspend(*pair.pids).expect(0).json
+    assert again["already"] is True and again["groups"][0]["state"] == "suspended"
+    assert tool.suspend(pair.first.pid).expect(0).json["already"] is True
+    assert records(tool) == before
+    assert tool.run("stop", pair.first.pid).expect(0).json["already"] is False
+    assert tool.run("stop", pair.first.pid).expect(0).json["already"] is True
+    assert tool.resume(pair.second.pid).expect(0).json["already"] is False
+    assert tool.resume(*pair.pids).expect(0).json["already"] is True
+    running(tool)
+    pair.check()
+
+
+def test_FR83_every_command_answers_in_json(pair: Pair, tool: Tool) -> None:
+    """The same entries whatever happened."""
+    entries = {"schema", "version", "command", "simulated", "ok", "exit_code", "already", "reason", "next", "error",
+               "warnings", "groups"}
+    commands: list[list[str | int]] = [
+        ["status"], ["gpus", "--driver", "sim"], ["env"], ["run", "--", "/no/such/command"], ["recover"],
+        ["suspend", 1 << 22], ["resume", "x"], ["stop", os.getpid()],
+        ["suspend", "--driver", "sim", *pair.pids], ["stop", *pair.pids], ["resume", "--driver", "sim", *pair.pids],
+    ]  # fmt: skip
+    for words in commands:
+        at = words.index("--") if "--" in words else len(words)
+        answer = tool.run(*words[:at], "--json", *words[at:], json_out=False)
+        data = answer.json
+        assert entries <= set(data) and data["command"] == words[0], answer
+        assert data["exit_code"] == answer.exit_code and data["ok"] == (answer.exit_code == 0)
+        assert (data["error"] is None) == data["ok"] and (data["next"] is None) == data["ok"]
+
+
+def test_FR85_status_loads_nothing_heavy(pair: Pair, tool: Tool) -> None:
+    """No driver, no NVML, no numpy, no drawing; asserted by what is loaded and by the libraries that are mapped."""
+    code = (
+        "import sys\nfrom gpususpend.cli import main\n"
+        "try:\n    main(['status', '--json'])\nexcept SystemExit:\n    pass\n"
+        "heavy = {'cuda', 'numpy', 'pynvml', 'rich', 'hypothesis', 'asyncio'} & set(sys.modules)\n"
+        "maps = [l for l in open('/proc/self/maps') if 'libcuda' in l]\n"
+        "print(sorted(heavy), maps, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=tool.environ(), capture_output=True, text=True)
+    assert done.stderr.strip() == "[] []" and str(pair.first.pid) in done.stdout
+
+
+def test_everything_of_a_tree_is_frozen_and_continued(start_worker: Start, tool: Tool) -> None:
+    """Pitfall 52: the ranks below a launcher, its plain children too; the control threads go on."""
+    worker = start_worker(0)
+    block = worker.alloc(MIB)
+    worker.fill(block, MIB, 1)
+    child = worker.fork_idle()
+    with sleeper() as other:
+        tool.run("suspend", "--driver", "sim", "--tree", worker.pid, other.pid).expect(0)
+        assert processes.CONTROL_THREAD not in stopped_threads(worker.pid)
+        for pid in (worker.pid, child, other.pid):
+            assert "python" in stopped_threads(pid), pid
+        kinds = {rank["pid"]: rank["kind"] for group in tool.run("status").json["groups"] for rank in group["ranks"]}
+        assert kinds == {worker.pid: "shimmed", child: "plain", other.pid: "plain"}
+        tool.resume(worker.pid).expect(0)
+        for pid in (worker.pid, child, other.pid):
+            assert stopped_threads(pid) == []
+    worker.check()
+
+
+def test_all_finds_every_shim(pair: Pair, tool: Tool) -> None:
+    """--all suspends, is idempotent, and --all resumes."""
+    data = tool.run("suspend", "--driver", "sim", "--all").expect(0).json
+    assert {rank["pid"] for rank in data["groups"][0]["ranks"]} >= set(pair.pids)
+    assert tool.run("suspend", "--driver", "sim", "--all").expect(0).json["already"] is True
+    tool.run("resume", "--driver", "sim", "--all").expect(0)
+    running(tool)
+    pair.check()
+
+
+def test_stopped_group_resumes_without_its_holder(pair: Pair, tool: Tool) -> None:
+    """After `stop` threads run, the gates hold, the lease was given back in good order."""
+    tool.suspend(*pair.pids).expect(0)
+    assert "python" in stopped_threads(pair.first.pid)
+    tool.run("stop", *pair.pids).expect(0)
+    assert stopped_threads(pair.first.pid) == []
+    group = tool.run("status").json["groups"][0]
+    assert group["state"] == "suspended" and group["holder"] is None and "stopped" in group["note"]
+    assert {rank["lease"] for rank in group["ranks"]} == {"none"}
+    with pytest.raises(WorkerTimeout):
+        pair.first.do("memset_d8", pair.first.do("environment", "x") or 0, 0, 1, deadline_s=1)
+    tool.resume(*pair.pids).expect(0)
+    running(tool)
+
+
+def test_killed_holder_is_noticed_and_recover_seizes_again(pair: Pair, tool: Tool) -> None:
+    """The threads run when the holder dies; the gates do not open."""
+    holder = tool.suspend(*pair.pids).expect(0).json["groups"][0]["holder"]
+    os.kill(holder, signal.SIGKILL)
+    until = time.monotonic() + 20
+    while stopped_threads(pair.first.pid) and time.monotonic() < until:
+        time.sleep(0.01)
+    group = tool.run("status").json["groups"][0]
+    assert group["holder"] is None and "recover" in group["note"]
+    assert {rank["lease"] for rank in group["ranks"]} == {"lost"}
+    assert {rank["phase"] for rank in group["ranks"]} == {"sealed"}
+    recovered = recover(tool).expect(0).json["groups"][0]
+    assert recovered["state"] == "suspended" and recovered["holder"] not in (None, holder)
+    assert "python" in stopped_threads(pair.first.pid)
+    assert recover(tool).expect(0).json["groups"][0]["holder"] == recovered["holder"]
+    tool.resume(*pair.pids).expect(0)
+    running(tool)
+    pair.check()
+
+
+@pytest.mark.parametrize("step", DOWN)
+def test_command_killed_on_the_way_down(pair: Pair, tool: Tool, step: str) -> None:
+    """At every step; `suspend` refuses then, and recover brings the ranks to running (pitfall 50)."""
+    killed(tool, step, "suspend", *pair.pids)
+    if step not in ("preflight",):
+        tool.suspend(*pair.pids).expect(3)
+    recover(tool).expect(0)
+    running(tool)
+    pair.check()
+    tool.suspend(*pair.pids).expect(0)
+    tool.resume(*pair.pids).expect(0)
+    pair.check()
+
+
+@pytest.mark.parametrize("step", UP)
+def test_command_killed_on_the_way_up(pair: Pair, tool: Tool, step: str) -> None:
+    """At every step; a repeated resume finishes it."""
+    tool.suspend(*pair.pids).expect(0)
+    killed(tool, step, "resume", *pair.pids)
+    tool.resume(*pair.pids).expect(0)
+    running(tool)
+    pair.check()
+
+
+@pytest.mark.parametrize("step", ["quiesce", "seal", "checkpoint", "freeze", "load"])
+def test_recover_to_suspended(pair: Pair, tool: Tool, step: str) -> None:
+    """From anywhere to suspended as a whole."""
+    if step in UP:
+        tool.suspend(*pair.pids).expect(0)
+        killed(tool, step, "resume", *pair.pids)
+    else:
+        killed(tool, step, "suspend", *pair.pids)
+    data = recover(tool, "--to", "suspended").expect(0).json
+    assert data["groups"][-1]["state"] == "suspended"
+    assert "python" in stopped_threads(pair.first.pid)
+    assert recover(tool, "--to", "running").expect(0).json["groups"][0]["state"] == "running"
+    running(tool)
+    pair.check()
+
+
+def test_lost_state_directory(pair: Pair, tool: Tool) -> None:
+    """The shims' own state suffices, as after a restore on another machine."""
+    tool.suspend(*pair.pids).expect(0)
+    tool.run("stop", *pair.pids).expect(0)
+    for path in Path(tool.state_dir).iterdir():
+        path.unlink()
+    group = tool.run("status").expect(0).json["groups"][0]
+    assert group["state"] == "half-way" and group["id"] is None
+    tool.resume(*pair.pids).expect(0)
+    running(tool)
+    pair.check()
+
+
+def test_reused_pid_is_not_believed(pair: Pair, tool: Tool) -> None:
+    """A record of a process that is gone, and another process under its pid."""
+    tool.suspend(*pair.pids).expect(0)
+    path = next(Path(tool.state_dir).glob("group-*.json"))
+    text = path.read_text()
+    tool.resume(*pair.pids).expect(0)
+    with sleeper() as stranger:
+        for pid in pair.pids:
+            text = text.replace(f'"pid": {pid},', f'"pid": {stranger.pid},')
+        path.write_text(text.replace('"kind": "shimmed"', '"kind": "plain"'))
+        path.chmod(0o600)
+        answer = tool.resume(stranger.pid).expect(3)
+        assert answer.json["reason"] == "pid-reused" and str(stranger.pid) in answer.json["error"]["message"]
+        assert stranger.poll() is None and stopped_threads(stranger.pid) == []
+    assert records(tool) == []
+    pair.check()
+
+
+def test_one_command_at_a_time(pair: Pair, tool: Tool, machine: Setting, background: Callable[..., object]) -> None:
+    """The second is told the pid of the first."""
+    machine.inject("cuCheckpointProcessCheckpoint 1 delay 3000")
+    first = background("suspend", *pair.pids)
+    first.wait_for_step("checkpoint")  # type: ignore[attr-defined]
+    for words in (("resume",), ("recover",), ("suspend",)):
+        answer = tool.run(*words, "--driver", "sim", *pair.pids).expect(3)
+        assert answer.json["reason"] == "busy" and answer.json["next"] == "retry"
+    first.end().expect(0)  # type: ignore[attr-defined]
+    tool.resume(*pair.pids).expect(0)
+    pair.check()
+
+
+def test_dead_group_is_dropped(pair: Pair, tool: Tool) -> None:
+    """Nothing lives any more: exit 5, and the record and the holder go."""
+    holder = tool.suspend(*pair.pids).expect(0).json["groups"][0]["holder"]
+    for worker in pair.both:
+        worker.kill()
+    answer = tool.resume(*pair.pids).expect(5)
+    assert answer.json["reason"] == "group-gone" and answer.json["next"] == "cold-start"
+    assert records(tool) == []
+    with pytest.raises(errors.NoSuchProcess):
+        processes.read_process(holder)
+
+
