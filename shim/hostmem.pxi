@@ -12,6 +12,7 @@ ctypedef struct Registration:
     uint64_t device_address     # what the GPU calls it, 0: unknown
     CUcontext ctx               # where it was registered
     uint8_t registered
+    uint8_t compared            # since it was registered again, the GPU's address was found to be the old one
     uint8_t entered
 
 cdef Table registrations
@@ -27,12 +28,12 @@ cdef Registration *registration_at(uint64_t address) noexcept nogil:
             return r
 
 
-cdef uint64_t device_address_of(uint64_t address) noexcept nogil:
-    """Return the address of registered memory as the GPU knows it, or 0."""
-    cdef CUdeviceptr on_device = 0
-    if gs_real.cuMemHostGetDevicePointer_v2 == NULL:
-        return 0
-    return on_device if gs_real.cuMemHostGetDevicePointer_v2(&on_device, <void *>address, 0) == 0 else 0
+cdef CUresult device_address_of(uint64_t address, uint64_t *on_device) noexcept nogil:
+    """Find the address of registered memory as the GPU knows it."""
+    cdef CUdeviceptr found = 0
+    cdef CUresult rc = gs_real.cuMemHostGetDevicePointer_v2(&found, <void *>address, 0)
+    on_device[0] = found if rc == 0 else 0
+    return rc
 
 
 cdef CUresult register_host(void *p, size_t size, unsigned int flags, bint current) noexcept nogil:
@@ -60,7 +61,9 @@ cdef CUresult register_host(void *p, size_t size, unsigned int flags, bint curre
         table_give(&registrations, sizeof(Registration), r)
     gs_unlock(&tables_mutex)
     if rc == 0:
-        r.device_address = device_address_of(<uint64_t>p)
+        # Not mapped for the GPU, then the address stays 0.
+        device_address_of(<uint64_t>p, &r.device_address)
+        r.compared = 1
     return rc
 
 
@@ -164,22 +167,35 @@ cdef CUresult registration_drop(Registration *r) noexcept nogil:
     return rc
 
 
-cdef CUresult registration_restore(Registration *r, bint *moved) noexcept nogil:
-    """Register again; `*moved` if the GPU knows the memory by another address now."""
-    cdef CUcontext before = NULL
+cdef CUresult register_again(Registration *r) noexcept nogil:
+    """Register at the old address with the old flags."""
     cdef CUresult rc
-    moved[0] = False
-    if r.registered:
-        return 0
-    rc = registration_enter(r)
-    if rc != 0:
-        return rc
     if gs_real.cuMemHostRegister_v2 != NULL:
         rc = gs_real.cuMemHostRegister_v2(<void *>r.address, r.size, r.flags)
     else:
         rc = gs_real.cuMemHostRegister(<void *>r.address, r.size, r.flags)
     if rc == 0:
         r.registered = 1
-        moved[0] = r.device_address != 0 and device_address_of(r.address) != r.device_address
+        r.compared = r.device_address == 0
+    return rc
+
+
+cdef CUresult registration_restore(Registration *r, bint *moved) noexcept nogil:
+    """Register again; `*moved` if the GPU knows the memory by another address now."""
+    cdef CUcontext before = NULL
+    cdef uint64_t now = 0
+    cdef CUresult rc
+    moved[0] = False
+    if r.registered and r.compared:
+        return 0
+    rc = registration_enter(r)
+    if rc != 0:
+        return rc
+    if not r.registered:
+        rc = register_again(r)
+    if rc == 0 and not r.compared:
+        rc = device_address_of(r.address, &now)
+        moved[0] = rc == 0 and now != r.device_address
+        r.compared = rc == 0 and not moved[0]
     gs_real.cuCtxPopCurrent_v2(&before)
     return rc

@@ -383,6 +383,9 @@ cdef bint canary_device(int device, uint64_t deadline, Failure *f) noexcept nogi
     rc = spare_map(&canary, &desc)
     good = rc == 0 or fail_cuda(f, b"canary cuMemMap", rc, NULL, canary.spare_va)
     good = good and canary_compare(device, canary.spare_va, deadline, f)
+    if not lanes_wait(deadline, f):
+        # A copy may still run: to take its memory away would kill the context.
+        return False
     good = spare_unmap(&canary, f) and good
     rc = gs_real.cuMemRelease(canary.real)
     return good and (rc == 0 or fail_cuda(f, b"canary cuMemRelease", rc, NULL, 0))
@@ -401,13 +404,13 @@ cdef bint canary_compare(int device, uint64_t va, uint64_t deadline, Failure *f)
         canary_back[i] = 0
     if not lane_open(device, f):
         return False
+    lanes[device].busy = 1
     rc = gs_real.cuMemcpyHtoDAsync_v2(va, canary_out, CANARY_BYTES, lanes[device].stream)
     if rc == 0:
         rc = gs_real.cuMemcpyDtoHAsync_v2(canary_back, va, CANARY_BYTES, lanes[device].stream)
     lane_leave()
     if rc != 0:
         return fail_cuda(f, b"canary copy", rc, NULL, va)
-    lanes[device].busy = 1
     if not lanes_wait(deadline, f):
         return False
     if memcmp(canary_out, canary_back, CANARY_BYTES) != 0:
@@ -483,7 +486,7 @@ cdef bint everything_live(Failure *f) noexcept nogil:
         r = next_registration(&cursor)
         if r == NULL:
             break
-        if not r.registered:
+        if not r.registered or not r.compared:
             f.address = r.address
             return fail(f, b"phase", b"open", b"host memory is not registered")
     if sealed_fds() != 0:

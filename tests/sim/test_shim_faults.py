@@ -1,0 +1,125 @@
+"""B20: every driver call of a suspend and of a resume fails in turn; rollback and retry work from wherever that is."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.programs.client import Worker
+from tests.programs.setting import Setting
+from tests.sim.shim_control import GRANULE, Group, Refused, ask
+
+Start = Callable[..., Worker]
+HARMLESS = {"cuCtxPopCurrent_v2", "cuCtxPushCurrent_v2", "cuMemAddressFree", "cuStreamDestroy_v2", "cuStreamQuery"}
+"""Calls whose failure a verb may survive: they give something back, or belong to polls, whose number varies."""
+
+VERBS = ("release", "seal", "load", "remap", "unseal", "check")
+
+
+class Scene:
+    """Two processes with one object of every kind, and the steps of a cycle."""
+
+    def __init__(self, machine: Setting, start: Start, tmp_path: Path) -> None:
+        self.machine = machine
+        self.trace = tmp_path / "trace"
+        env = {"SIMCUDA_TRACE": str(self.trace)}
+        self.owner, self.other = start(env=env), start(1, env=env)
+        owner, other = self.owner, self.other
+        large, small = owner.alloc(3 << 20), owner.alloc(1000)
+        owner.fill(large, 3 << 20, 1)
+        owner.fill(small, 1000, 2)
+        block = owner.block(GRANULE)
+        owner.fill(block["address"], GRANULE, 3)
+        seen = other.import_block(owner.hand(owner.mem_export(block["handle"]), other), GRANULE)
+        other.expect(seen["address"], GRANULE, [3])
+        host = owner.block(GRANULE, kind="host_numa")
+        owner.host_fill(host["address"], GRANULE, 4)
+        other.import_block(owner.hand(owner.mem_export(host["handle"]), other), GRANULE, kind="host_numa")
+        opened = other.ipc_open(owner.ipc_get(small))
+        other.expect(opened, 1000, [2])
+        mine = other.alloc(2 << 20)
+        other.fill(mine, 2 << 20, 5)
+        unmapped = owner.mem_create(GRANULE)
+        owner.mem_export(unmapped)
+        for worker in (owner, other):
+            worker.host_register(worker.buffer(1 << 20), 1 << 20, 3)
+        self.block, self.seen, self.host = block, seen, host
+        self.group = Group([owner, other])
+        self.before = owner.snapshot(), other.snapshot()
+
+    def run(self, verb: str) -> None:
+        """Run one step on both."""
+        self.group.all(verb, **({"timeout_ms": 2000} if verb in ("seal", "remap", "unseal") else {}))
+
+    def calls_of(self, verb: str, pid: int) -> dict[str, int]:
+        """Run one step and return how often it called each function of the driver in a process."""
+        begin = self.trace.stat().st_size
+        self.run(verb)
+        with self.trace.open() as lines:
+            lines.seek(begin)
+            words = [line.split() for line in lines]
+        return collections.Counter(parts[0] for parts in words if len(parts) == 3 and int(parts[2]) == pid)
+
+    def verify(self) -> None:
+        """Everything is as it was, and still shared."""
+        assert (self.owner.snapshot(), self.other.snapshot()) == self.before
+        self.owner.write(self.block["address"], [99])
+        assert self.other.read(self.seen["address"]) == [99]
+        self.owner.fill(self.block["address"], GRANULE, 3)
+
+    def back_to_running(self) -> None:
+        """Do what a rollback, a retry and a resume do."""
+        self.group.resume()
+
+
+@pytest.fixture
+def scene(machine: Setting, start_worker: Start, tmp_path: Path) -> Iterator[Scene]:
+    """The two processes."""
+    yield Scene(machine, start_worker, tmp_path)
+
+
+def test_the_scene_survives_cycles(scene: Scene) -> None:
+    """Without failures."""
+    for _ in range(2):
+        scene.group.cycle()
+        scene.verify()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("who", ["owner", "other"])
+def test_b20_every_call_fails_once(scene: Scene, verb: str, who: str) -> None:
+    """Fail each call of one verb in one process, roll back or retry, and compare everything."""
+    victim: Worker = getattr(scene, who)
+    group = scene.group
+
+    def up_to_verb() -> None:
+        group.arenas()
+        group.quiesce()
+        for step in VERBS[: VERBS.index(verb)]:
+            scene.run(step)
+
+    up_to_verb()
+    counts = scene.calls_of(verb, victim.pid)
+    scene.back_to_running()
+    scene.verify()
+    survived = []
+    for name, count in sorted(counts.items()):
+        for nth in range(1, count + 1):
+            up_to_verb()
+            scene.machine.inject(f"{name} {nth} 2", victim.pid)
+            try:
+                scene.run(verb)
+                survived.append((name, nth))
+            except Refused as refusal:
+                assert refusal.code in ("cuda", "deadline", "gone"), (name, nth, refusal)
+                assert ask(victim.pid, "status")["launch"] == "closed"
+            scene.machine.inject("", victim.pid)
+            scene.back_to_running()
+            scene.verify()
+    unexpected = [(name, nth) for name, nth in survived if name not in HARMLESS]
+    print(verb, who, dict(counts), "survived", survived)
+    assert not unexpected
