@@ -89,6 +89,7 @@ def calls_wait_while_locked(seen: Seen, start: Start) -> None:
         "create": worker.job("mem_create", 2 * MIB), "attribute": worker.job("pointer_attribute", "MEMORY_TYPE", block),
         "context": worker.job("ctx_current"), "version": worker.job("driver_version"),
         "host register": worker.job("host_register", worker.buffer(4096), 4096),
+        "sync": worker.job("ctx_sync"), "range": worker.job("address_range", block), "info": worker.job("mem_info"),
     }
     time.sleep(0.5)
     for name, job in jobs.items():

@@ -200,6 +200,7 @@ def copies(seen: Seen, start: Start) -> None:
         seen(f"any {label}", [one.code for one in codes])
         seen(f"any content {label}", bool((back == words).all()))
         seen(f"memset {label}", calls.memset_d32(a, 5, MIB // 4, at))
+        need(calls.ctx_sync(), "sync")
         need(calls.ctx_sync(), "sync")  # the next turn's stream does not wait for this one's
     seen("2D memset", calls.memset_2d_d32(a, 4096, 9, 100, 4))
     seen("2D memset content", content.read(a, 2048)[[0, 99, 100, 1024, 1123, 1124]].tolist())
