@@ -22,7 +22,7 @@ cdef bint native_answer(const Allocation *a, CUpointer_attribute attribute, uint
     elif attribute == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
         (<int *>data)[0] = a.device
     elif attribute == CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
-        (<int *>data)[0] = 1
+        (<int *>data)[0] = 0 if a.type == OPENED else 1
     elif attribute == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR or attribute == CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR:
         (<CUdeviceptr *>data)[0] = a.va
     elif attribute == CU_POINTER_ATTRIBUTE_RANGE_SIZE or attribute == CU_POINTER_ATTRIBUTE_MAPPING_SIZE:

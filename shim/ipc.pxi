@@ -59,20 +59,24 @@ cdef public CUresult cuIpcGetMemHandle(CUipcMemHandle *pHandle, CUdeviceptr dptr
     return rc
 
 
-cdef bint reopen(const IpcHandle *h, CUcontext ctx, CUdeviceptr *out) noexcept nogil:
-    """Count another open of what is open already in a context."""
+cdef bint reopen(const IpcHandle *h, CUcontext ctx, CUdeviceptr *out, CUresult *rc) noexcept nogil:
+    """Count another open of what is open already; as the driver, in one context of the process only."""
     cdef uint32_t cursor = 0
     cdef Allocation *a
+    rc[0] = 0
     gs_lock(&tables_mutex)
     while True:
         a = <Allocation *>table_next(&allocations, sizeof(Allocation), &cursor)
         if a == NULL:
             break
-        if a.type == OPENED and a.id != 0 and not a.freeing and a.ctx == ctx:
-            if a.remote_nonce == h.nonce and a.remote_id == h.allocation:
-                a.opens += 1
-                out[0] = a.va
-                break
+        if a.type != OPENED or a.id == 0 or a.freeing or a.remote_nonce != h.nonce or a.remote_id != h.allocation:
+            continue
+        if a.ctx == ctx:
+            a.opens += 1
+            out[0] = a.va
+        else:
+            rc[0] = CUDA_ERROR_INVALID_HANDLE
+        break
     gs_unlock(&tables_mutex)
     return a != NULL
 
@@ -131,12 +135,12 @@ cdef CUresult open_handle(CUdeviceptr *out, const IpcHandle *h, unsigned int fla
     cdef CUresult rc = current_context(&ctx, &device)
     if rc != 0:
         return rc
-    if flags & ~<unsigned int>CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS:
+    if flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS:
         return CUDA_ERROR_INVALID_VALUE
     if h.nonce == process_nonce:
         return CUDA_ERROR_INVALID_CONTEXT
-    if reopen(h, ctx, out):
-        return 0
+    if reopen(h, ctx, out, &rc):
+        return rc
     a = allocation_new()
     if a == NULL:
         return CUDA_ERROR_OUT_OF_MEMORY
