@@ -6,9 +6,9 @@
 cdef enum:
     MAX_ALLOCATIONS = 262144
     MAX_SLABS = 16384
-    SLAB_UNITS = 8192
-    SLAB_WORDS = 128        # SLAB_UNITS / 64
-    SMALLEST_UNIT = 256     # what cuMemAlloc promises as alignment
+    SLAB_UNITS = 4096
+    SLAB_WORDS = 64         # SLAB_UNITS / 64
+    SMALLEST_UNIT = 512     # what cuMemAlloc aligns to, beyond the 256 that it promises
     PITCH_ALIGNMENT = 512
     OWN = 1                 # an object and a reservation of its own
     PIECE = 2               # a part of a slab

@@ -133,11 +133,24 @@ def _wrapper(hook: Hook, gated: bool) -> str:
         f"    if not gs_count_in({gate}):",
         f"        gate_wait({gate}, {stream}, {kind})",
         f"    rc = gs_real.{hook.symbol}({arguments})",
+        *_second_try(hook),
         f"    gs_count_out({gate})",
         "    return rc",
         "",
     ]
     return "\n".join(lines)
+
+
+def _second_try(hook: Hook) -> list[str]:
+    """Return what a copy or memset does when refused: native memory is reached from every device (peers.pxi)."""
+    addresses = re.findall(r"\bCUdeviceptr (\w+)", hook.params)
+    if hook.kind is not Kind.GATED or not hook.symbol.startswith(("cuMemcpy", "cuMemset")) or not addresses:
+        return []
+    first, second = (*addresses, "0")[:2]
+    return [
+        f"    if rc == CUDA_ERROR_INVALID_VALUE and peers_reach({first}, {second}):",
+        f"        rc = gs_real.{hook.symbol}({', '.join(hook.arguments)})",
+    ]
 
 
 def cython(allow_missing: bool = False) -> str:

@@ -176,6 +176,45 @@ cdef CUresult disable_peer(CUcontext owner) noexcept nogil:
     return rc
 
 
+cdef bint reach(uint64_t va, int device) noexcept nogil:
+    """Give a device access to the allocation at an address; False if it has it, cannot have it, or there is none."""
+    cdef CUmemAccessDesc desc
+    cdef Allocation *a
+    cdef Mapping *m = NULL
+    cdef Span span
+    cdef int home = 0
+    span.va = span.size = 0
+    gs_lock(&tables_mutex)
+    a = allocation_at(va)
+    if a != NULL and not a.freeing:
+        span = a.slab.span if a.type == PIECE else a.span
+        home = a.device
+        m = mapping_at(span.va)
+    if m != NULL and access_covers(m, CU_MEM_LOCATION_TYPE_DEVICE, device, CU_MEM_ACCESS_FLAGS_PROT_READWRITE):
+        m = NULL
+    gs_unlock(&tables_mutex)
+    if m == NULL or peer_reachable(device, home) != 0:
+        return False
+    desc.location.type = CU_MEM_LOCATION_TYPE_DEVICE
+    desc.location.id = device
+    desc.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    return set_access(span.va, span.size, &desc, 1) == 0
+
+
+cdef bint peers_reach(uint64_t first, uint64_t second) noexcept nogil:
+    """After a refused copy or memset: say whether another try is worth it, since access was given meanwhile.
+
+    Native memory is copied and set from the context of any device, whether peer access is on or not.
+    """
+    cdef CUcontext ctx = NULL
+    cdef int device = 0
+    cdef bint given
+    if current_context(&ctx, &device) != 0:
+        return False
+    given = reach(first, device)
+    return reach(second, device) or given
+
+
 cdef public CUresult cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Flags) noexcept nogil:
     """Turn peer access on."""
     cdef CUresult rc
