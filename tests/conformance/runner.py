@@ -52,7 +52,8 @@ def _run(case: Case, setting: Setting) -> Report:
         began = time.monotonic()
         with log.open("wb") as errors:
             # A session of its own: at the deadline the case and all its workers are killed together.
-            child = subprocess.Popen(command, cwd=ROOT, env=setting.environ(with_shim=setting.shim is not None),
+            env = setting.environ(with_shim=setting.shim is not None) | {"TMPDIR": folder}
+            child = subprocess.Popen(command, cwd=ROOT, env=env,
                                      stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, start_new_session=True)
             try:
                 status = {0: "ok", 1: "failed"}.get(child.wait(case.timeout_s * patience), "died")
