@@ -14,7 +14,7 @@ from gpususpend.deadline import Deadline
 from gpususpend.discover import Found, Targets
 from gpususpend.driver import DriverState, GpuPairs
 from gpususpend.group import Group, group_of
-from gpususpend.journal import Record, Stage
+from gpususpend.journal import Member, Record, Stage
 from gpususpend.recover import Goal
 from gpususpend.report import GroupReport, Report
 from gpususpend.session import Context, Session

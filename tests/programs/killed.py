@@ -1,4 +1,4 @@
-"""The command line tool, killed by SIGKILL the moment it has noted a step: `python -m tests.programs.killed STEP ...`."""
+"""The command line tool, killed the moment it has noted a step: `python -m tests.programs.killed STEP ...`."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "cli.md
 def hierarchy(root: type[errors.GpushareError] = errors.GpushareError) -> list[type[errors.GpushareError]]:
     """Return every error class of the package."""
     for module in pkgutil.iter_modules(gpususpend.__path__):
-        if module.name not in ("__main__", "demo", "simcuda"):
+        if module.name not in ("__main__", "demo", "simcuda") and not module.name.startswith("lib"):
             importlib.import_module(f"gpususpend.{module.name}")
     found = [root]
     for one in found:
