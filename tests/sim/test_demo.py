@@ -16,11 +16,13 @@ import pytest
 from gpususpend.demo import rank as demo_rank
 from tests.programs.setting import ROOT, SCRUBBED
 
+pytestmark = pytest.mark.timeout(270)
+
 
 def demo(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run the demo on the simulated driver to its end, and see that it leaves no process."""
     environment = {name: value for name, value in os.environ.items() if name not in SCRUBBED} | variables
-    command = [sys.executable, "-m", "gpususpend.demo", "--driver", "sim", "--mib", "8", "--deadline", "40", *arguments]
+    command = [sys.executable, "-m", "gpususpend.demo", "--driver", "sim", "--mib", "8", *arguments]
     process = subprocess.Popen(
         command,
         cwd=ROOT,
@@ -32,7 +34,7 @@ def demo(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         start_new_session=True,
     )
     try:
-        out, err = process.communicate(timeout=110)
+        out, err = process.communicate(timeout=240)
         with pytest.raises(ProcessLookupError):
             os.killpg(process.pid, 0)
     finally:
