@@ -7,6 +7,8 @@ group is brought back.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gpususpend import errors, phases
 from gpususpend.control import Reply
 from gpususpend.deadline import Deadline
@@ -18,6 +20,8 @@ from gpususpend.tools import state_name
 
 # Phases of a shim in which all objects are still where the application put them.
 UNTOUCHED = ("running", "quiescing", "quiesced")
+# Phases in which work may run on the GPU.
+RESTLESS = ("running", "quiescing")
 # Phases before which nothing has been sealed.
 UNSEALED = (*UNTOUCHED, "releasing", "released")
 SEAL_ATTEMPT_S = 5.0
@@ -90,7 +94,6 @@ def bring_back(session: Session, gpu_pairs: GpuPairs = ()) -> None:
     session.driver_step("unlock", locked, limits.driver_quick_s, lambda driver, until: driver.unlock(locked, until))
     reload(session)
     verify(session)
-    give_up_arenas(session)
     session.context.journal.remove(session.record)
 
 
@@ -98,7 +101,8 @@ def reload(session: Session) -> None:
     """Bring the objects of all shims back and open the gates."""
     if not session.group.ranks:
         return
-    now = [reply.text("phase") for reply in session.quick("status").values()]
+    at = {pid: reply.text("phase") for pid, reply in session.quick("status").items()}
+    now = at.values()
     limits = session.limits
     if any(phase not in UNTOUCHED for phase in now):
         session.verb("load", limits.copy_timeout_s, "loaded_bytes", session.arena_total)
@@ -108,6 +112,8 @@ def reload(session: Session) -> None:
         session.verb("bind", limits.remap_s)
         session.verb("check", limits.canary_s)
     if any(phase != "running" for phase in now):
+        # While the gates are closed: the driver waits for the GPU when it unlocks pages, and holds others up meanwhile.
+        give_up_arenas(session, [rank for rank in session.group.ranks if at[rank.pid] not in RESTLESS])
         # From here on some ranks run: a signal or a death changes nothing about the others being whole.
         session.shims("open", lambda rank: rank.ask("open", Deadline(limits.open_s)))
 
@@ -150,11 +156,13 @@ def verify(session: Session) -> None:
             raise errors.StepFailed(step="verify", pid=pid, detail=f"its shim is in phase {reply.text('phase')}")
 
 
-def give_up_arenas(session: Session) -> None:
-    """Give the arenas back; failing to do so costs memory, not the group."""
+def give_up_arenas(session: Session, quiet: Sequence[Rank]) -> None:
+    """Give back the arenas of ranks that are quiet.
+
+    Failing to do so costs memory until the next suspend, which uses them, not the group.
+    """
     deadline = Deadline(session.limits.seal_s)
-    slots = phases.parallel(session.group.ranks, lambda rank: rank.ask("arena", deadline, bytes=0))
-    for slot in slots:
+    for slot in phases.parallel(quiet, lambda rank: rank.ask("arena", deadline, bytes=0)):
         if slot.error is not None:
             session.context.warn(f"pid {slot.rank.pid} keeps its arena: {slot.error}")
 

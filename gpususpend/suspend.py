@@ -16,7 +16,7 @@ from gpususpend.gpus import GpuUsage
 from gpususpend.group import Rank
 from gpususpend.journal import Kind, Stage
 from gpususpend.preflight import read_plan
-from gpususpend.resume import bring_back_survivors, died, in_a_stop, not_running, outcome, unknown
+from gpususpend.resume import bring_back_survivors, died, in_a_stop, not_running, outcome, reload, unknown
 from gpususpend.session import CallsPending, Session
 from gpususpend.tools import state_name
 
@@ -48,7 +48,7 @@ def go_down(session: Session) -> None:
     prepare(session)
     quiesce_all(session)
     settle_orphans(session)
-    prepare(session)  # what was allocated since, and what orphans were adopted
+    prepare(session, quiet=True)  # what was allocated since, and what orphans were adopted
     session.verb("release", limits.copy_timeout_s, "saved_bytes", session.arena_total)
     if session.group.ranks:
         in_a_stop(session, "seal")
@@ -83,12 +83,18 @@ def freeze_again(session: Session) -> None:
         session.note(room_bytes=known)
 
 
-def prepare(session: Session) -> None:
-    """Give every shim an arena that holds what it will save; one that is large enough already stays."""
+def prepare(session: Session, quiet: bool = False) -> None:
+    """Give every shim an arena that holds what it will save; one that is large enough already stays.
+
+    One that an earlier command left and that is too small is replaced when the group is `quiet`, not before.
+    """
     replies = session.quick("plan")
     plans = {pid: read_plan(reply) for pid, reply in replies.items()}
     have = {pid: reply.number("arena_bytes") for pid, reply in session.quick("status").items()}
-    short = [rank for rank in session.group if plans[rank.pid].arena_bytes > have[rank.pid]]
+    short = [
+        rank for rank in session.group
+        if plans[rank.pid].arena_bytes > have[rank.pid] and (quiet or have[rank.pid] == 0)
+    ]  # fmt: skip
     session.learn(plans)
     if not short:
         return
@@ -243,8 +249,14 @@ def roll_back(session: Session, cause: errors.GpushareError) -> errors.GpushareE
 
 
 def undo_prepare(session: Session) -> None:
-    """Take back what a refusal after the claim leaves: arenas and the record."""
-    phases.parallel(session.group.ranks, lambda rank: rank.ask("arena", Deadline(session.limits.seal_s), bytes=0))
+    """Take back what a refusal after the claim leaves: the record, and arenas, which needs quiet ranks for a moment."""
+    replies = phases.parallel(session.group.ranks, lambda rank: rank.ask("status", Deadline(session.limits.request_s)))
+    if any(slot.values and slot.values[0].number("arena_bytes") for slot in replies):
+        try:
+            quiesce_all(session)
+        except errors.GpushareError as problem:
+            session.context.warn(f"the arenas stay until the next suspend: {problem}")
+        reload(session)
     session.context.journal.remove(session.record)
 
 

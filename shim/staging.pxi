@@ -66,19 +66,24 @@ cdef bint fail_cuda(Failure *f, const char *step, CUresult rc, Object *o, uint64
 
 # ---- the arena ----
 
-cdef void arena_unlock() noexcept nogil:
-    """Unregister the arena; the call needs a context, any one."""
+cdef bint arena_unlock(Failure *f) noexcept nogil:
+    """Unregister the arena, from its end, so that what is still registered stays known; needs a context, any one."""
     cdef CUcontext before = NULL
-    cdef uint64_t at = 0
+    cdef uint64_t at
     cdef int device = 0
-    if arena.locked == 0 or gs_real.cuCtxPushCurrent_v2(context_any(&device)) != 0:
-        return
-    while at < arena.locked:
-        if gs_real.cuMemHostUnregister(arena.base + at) != 0:
-            gs_log(b"the arena cannot be unregistered")
-        at += ARENA_STEP
-    arena.locked = 0
+    cdef CUresult rc = 0
+    if arena.locked == 0:
+        return True
+    rc = gs_real.cuCtxPushCurrent_v2(context_any(&device))
+    if rc != 0:
+        return fail_cuda(f, b"context for the arena", rc, NULL, 0)
+    while rc == 0 and arena.locked != 0:
+        at = (arena.locked - 1) // ARENA_STEP * ARENA_STEP
+        rc = gs_real.cuMemHostUnregister(arena.base + at)
+        if rc == 0:
+            arena.locked = at
     gs_real.cuCtxPopCurrent_v2(&before)
+    return rc == 0 or fail_cuda(f, b"unregister the arena", rc, NULL, <uint64_t><uintptr_t>arena.base)
 
 
 cdef void arena_lock() noexcept nogil:
@@ -98,13 +103,21 @@ cdef void arena_lock() noexcept nogil:
     gs_real.cuCtxPopCurrent_v2(&before)
 
 
-cdef void arena_give_up() noexcept nogil:
-    """Unmap the arena."""
+cdef bint arena_give_up(Failure *f) noexcept nogil:
+    """Unmap the arena, unless the driver still has it registered: the GPU may reach into it then.
+
+    Unregistering waits for the work on the GPU with a lock of the driver held.  A kernel that waits for a copy of
+    another thread would never end, so the gates have to be closed and everything drained.
+    """
+    if arena.locked != 0 and phase < PHASE_QUIESCED:
+        return fail(f, b"phase", b"arena", b"a page-locked arena can be given up only between close-memory and open")
+    if not arena_unlock(f):
+        return False
     if arena.base != NULL:
-        arena_unlock()
         munmap(arena.base, arena.size)
     arena.base = NULL
     arena.size = 0
+    return True
 
 
 cdef bint arena_take(int fd, uint64_t size, Failure *f) noexcept nogil:
@@ -113,8 +126,9 @@ cdef bint arena_take(int fd, uint64_t size, Failure *f) noexcept nogil:
     cdef void *memory
     if pieces_lost() or lanes_busy():
         return fail(f, b"phase", b"arena", b"the arena holds memory that is not loaded yet")
+    if not arena_give_up(f):
+        return False
     pieces_clear()
-    arena_give_up()
     if size == 0:
         return True
     if fd < 0 or fstat(fd, &st) != 0 or <uint64_t>st.st_size < size or size > ARENA_STEP * <uint64_t>MAX_ARENA_STEPS:

@@ -162,6 +162,7 @@ class Group:
         self.back()
         self.all("bind")
         self.all("check")
+        self.all("arena", bytes=0)
         self.all("open")
 
     def cycle(self) -> None:

@@ -123,6 +123,9 @@ class ModelShim:
     def _arena(self, fields: dict[str, Any]) -> dict[str, Any]:
         if int(fields["bytes"]) == 0:
             self._need(not self.dropped, "the arena is given up while it holds the only copy")
+        if self.arena > 0:
+            # The driver waits for the GPU when it unlocks pages, and holds others up meanwhile.
+            self._need(self.phase not in ("running", "quiescing"), "a locked arena is given up while the rank works")
         self.arena = int(fields["bytes"])
         return {"bytes": self.arena, "locked_bytes": self.arena}
 
