@@ -5,14 +5,11 @@ Knows the protocol and nothing of the supervisor, so that the shim's tests do no
 
 from __future__ import annotations
 
-import array
-import mmap
 import os
 import socket
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -128,7 +129,7 @@ def test_slabs_hold_many_small_allocations(start_worker: Start) -> None:
     held = {worker.alloc(size): size for size in sizes}
     assert all(address % 512 == 0 for address in held)
     spans = sorted((address, address + size) for address, size in held.items())
-    assert all(end <= begin for (_, end), (begin, _) in zip(spans, spans[1:], strict=False))
+    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
     for address, size in held.items():
         assert worker.address_range(address + size - 1) == [address, size]
     for address in held:
