@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,6 @@ from shim import build, generate
 from shim.hooks import HOOKS, LOADER_EXPORTS, Kind
 
 NEWEST_GLIBC = (2, 34)
-AARCH64 = "aarch64-linux-gnu-gcc"
 
 
 def _tool(*command: str | Path) -> str:
@@ -53,7 +51,7 @@ def check_library(library: Path) -> None:
 def shim_without_optimisation(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The shim at -O0 with its assertions: inlining hides mistakes at -O2."""
     out = tmp_path_factory.mktemp("O0") / "libnvsnap_gpushare.so"
-    return build.build_shim(out, optimisation="-O0", debug=True, allow_missing=True)
+    return build.build_shim(out, optimisation="-O0", debug=True)
 
 
 def test_library(shim_path: Path) -> None:
@@ -84,15 +82,6 @@ void *dlsym(void *handle, const char *name) {
 """
 
 
-@pytest.mark.slow
-def test_aarch64(tmp_path: Path) -> None:
-    if shutil.which(AARCH64) is None:
-        pytest.skip(f"{AARCH64} is not installed (Debian package gcc-aarch64-linux-gnu)")
-    library = build.build_shim(tmp_path / "libnvsnap_gpushare.so", cc=AARCH64, allow_missing=True)
-    assert "AArch64" in _tool("readelf", "--file-header", library)
-    check_library(library)
-
-
 def test_no_hook_is_half_written() -> None:
     assert generate.missing_hooks() == []
 
@@ -100,8 +89,7 @@ def test_no_hook_is_half_written() -> None:
 def test_a_shim_that_needs_python_does_not_link(tmp_path: Path) -> None:
     """The defect put back: one function that may raise."""
     work = tmp_path / "work"
-    build.build_shim(tmp_path / "good.so", keep=work, allow_missing=True)
-    source = work / "interposer.c"
+    source = build.cythonize(work, allow_missing=False)
     text = source.read_text()
     assert "static int __pyx_f_4shim_10interposer_driver_version(void) {" in text
     source.write_text(
@@ -113,7 +101,7 @@ def test_a_shim_that_needs_python_does_not_link(tmp_path: Path) -> None:
     )  # fmt: skip
     compiler = shlex.split("gcc")
     command = [
-        *compiler, *build.COMPILE_FLAGS, "-w", "-O2", f"-I{build.SOURCES}", f"-I{work}", *build.python_headers(work),
+        *compiler, *build.COMPILE_FLAGS, "-w", "-O0", f"-I{build.SOURCES}", f"-I{work}", *build.python_headers(work),
         *build.LINK_FLAGS, f"-Wl,--version-script={work / 'exports.map'}", "-o", str(tmp_path / "bad.so"), str(source),
     ]  # fmt: skip
     result = subprocess.run(command, capture_output=True, text=True, check=False)
