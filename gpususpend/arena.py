@@ -14,6 +14,7 @@ import fcntl
 import mmap
 import os
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from gpususpend import cgroup, errors
 
 HUGE_BYTES = 2 << 20
 _PIECE_BYTES = 64 << 20
+_PATIENCE_S = 3.0
 _MOST_THREADS = 8
 
 _MADV_HUGEPAGE, _MADV_POPULATE_WRITE, _MADV_COLLAPSE = 14, 23, 25
@@ -107,7 +109,7 @@ def _filled(arena: Arena, threads: int, check: Callable[[int], None], progress: 
                 if arena.kind is not Kind.HUGETLB:
                     check(arena.bytes - offset)
                 piece = min(_PIECE_BYTES, arena.bytes - offset)
-                _populate(arena.fd, address, offset, piece, arena.kind)
+                _populate_patiently(arena.fd, address, offset, piece, arena.kind)
                 return piece
 
             try:
@@ -186,6 +188,21 @@ def _gives_huge_pages(fd: int, size: int, kind: Kind) -> bool:
             elif found and re.match(r"(ShmemPmdMapped|FilePmdMapped|Shared_Hugetlb|Private_Hugetlb): +[1-9]", line):
                 return True
     return False
+
+
+def _populate_patiently(fd: int, address: int, offset: int, size: int, kind: Kind) -> None:
+    """Populate plain pages although the kernel says for a moment that it has none.
+
+    Seen on a virtual machine whose memory grows as it is used: there is room, but it comes late.
+    """
+    until = time.monotonic() + (_PATIENCE_S if kind is Kind.PLAIN else 0)
+    while True:
+        try:
+            return _populate(fd, address, offset, size, kind)
+        except OSError as error:
+            if error.errno != errno.ENOMEM or time.monotonic() >= until:
+                raise
+            time.sleep(0.05)
 
 
 def _populate(fd: int, address: int, offset: int, size: int, kind: Kind) -> None:

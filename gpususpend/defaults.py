@@ -32,6 +32,7 @@ class Limits:
     driver_start_s: float = 60.0  # cuInit of the driver process
     driver_quick_s: float = 30.0  # state queries and unlock
     memory_back_s: float = 10.0  # until the GPUs report the memory as free
+    nodes_gone_s: float = 2.0  # until the driver has closed its descriptors after the checkpoint
     poll_s: float = 0.005  # between two looks at a drain
     stall_s: float = 0.05  # a drain without progress for this long lets launches through
     progress_s: float = 2.0  # between two progress lines where stderr is not a terminal

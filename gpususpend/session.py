@@ -30,6 +30,9 @@ from gpususpend.tools import Tools
 
 T = TypeVar("T")
 
+NOT_INITIALIZED = 3
+STATE_PATIENCE_S, STATE_PAUSE_S = 5.0, 0.1
+
 
 @dataclass
 class Context:
@@ -275,7 +278,14 @@ class Session:
         chosen = self.group.cuda_pids if pids is None else list(pids)
         if not chosen:
             return {}
-        answers = self.driver.states(chosen, Deadline(self.limits.driver_quick_s))
+        deadline, patience = Deadline(self.limits.driver_quick_s), Deadline(STATE_PATIENCE_S)
+        while True:
+            answers = self.driver.states(chosen, deadline)
+            # Seen once on two idle GPUs (580.159.04): 3 for processes that were suspended, and fine afterwards.
+            late = any(answer.finished and answer.code == NOT_INITIALIZED for answer in answers.values())
+            if not late or patience.passed():
+                break
+            patience.sleep(STATE_PAUSE_S)
         self.require("state", answers, self.limits.driver_quick_s)
         return {pid: answer.value for pid, answer in answers.items()}
 
