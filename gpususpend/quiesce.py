@@ -26,10 +26,12 @@ class Drain:
     waiting: int  # launches that wait at the gate
     admitted: int  # launches let through since the gate closed
     in_flight: int  # threads inside a gated call
+    captures: int = 0  # graphs that are being recorded: waiting for the device would break them
 
     def __str__(self) -> str:
         """Return it as one phrase for a message."""
-        state = "drained" if self.drained else "work still running"
+        busy = f"graphs being recorded: {self.captures}" if self.captures else "work still running"
+        state = "drained" if self.drained else busy
         return f"{state}, {self.waiting} launches waiting, {self.in_flight} calls in flight"
 
 
@@ -37,7 +39,8 @@ def look(rank: Rank, deadline: Deadline) -> Drain:
     """Ask a rank how far its drain is."""
     reply = rank.ask("drain", deadline.within(LIMITS.request_s))
     return Drain(
-        reply.number("drained") == 1, reply.number("waiting"), reply.number("admitted"), reply.number("in_flight")
+        reply.number("drained") == 1, reply.number("waiting"), reply.number("admitted"), reply.number("in_flight"),
+        reply.number("captures"),
     )
 
 

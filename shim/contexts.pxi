@@ -135,12 +135,12 @@ cdef CUresult current_context(CUcontext *ctx, int *device) noexcept nogil:
 
 
 cdef CUresult context_synchronize(CUcontext ctx) noexcept nogil:
-    """Wait for all work of a context; the caller's context stack is left as it was."""
+    """Wait for all work of a context and break no capture; the caller's context stack is left as it was."""
     cdef CUcontext before = NULL
     cdef CUresult rc = gs_real.cuCtxPushCurrent_v2(ctx)
     if rc != 0:
         return rc
-    rc = gs_real.cuCtxSynchronize()
+    rc = wait_beside_captures() if captures_live() != 0 else gs_real.cuCtxSynchronize()
     gs_real.cuCtxPopCurrent_v2(&before)
     return rc
 
@@ -155,6 +155,7 @@ cdef void context_gone(CUcontext ctx) noexcept nogil:
     if c != NULL:
         table_give(&contexts, sizeof(Context), c)
     gs_unlock(&tables_mutex)
+    captures_forget(ctx)
     peers_forget(ctx)
     allocations_of_context_free(ctx)
     registrations_forget(ctx)

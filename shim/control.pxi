@@ -400,6 +400,7 @@ cdef void tables_forget() noexcept nogil:
 cdef void for_each_table_forget() noexcept nogil:
     """Empty every table."""
     table_forget(&objects)
+    table_forget(&captures)
     table_forget(&mappings)
     table_forget(&accesses)
     table_forget(&fdrefs)

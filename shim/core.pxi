@@ -4,6 +4,7 @@
 #   objects      physical allocations, their mappings and access
 #   uncarried    what a suspend must refuse
 #   wire         the text of the protocol, calling a peer
+#   captures     graphs that are being recorded
 #   contexts     contexts and devices
 #   handles, exports, imports, allocations, peers, ipc, hostmem, attributes, counted    the hooks
 #   staging      copies to and from the arena
@@ -18,6 +19,7 @@ include "tables.pxi"
 include "objects.pxi"
 include "uncarried.pxi"
 include "wire.pxi"
+include "captures.pxi"
 include "contexts.pxi"
 include "handles.pxi"
 include "exports.pxi"

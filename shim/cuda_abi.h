@@ -228,6 +228,7 @@ typedef int CUmoduleLoadingMode;
 typedef int CUfunction_attribute;
 typedef int CUpointer_attribute;
 typedef int CUstreamCaptureMode;
+typedef void *CUgraphRecaptureCallback; /* a function; passed on only */
 typedef int CUstreamCaptureStatus;
 typedef int CUgraphNodeType;
 typedef int CUstreamBatchMemOpType;

@@ -16,6 +16,7 @@ cdef extern from "cuda_abi.h" nogil:
     ctypedef void *CUevent
     ctypedef void *CUgraph
     ctypedef void *CUgraphNode
+    ctypedef void *CUgraphRecaptureCallback
     ctypedef void *CUgraphExec
     ctypedef void *CUmemoryPool
     ctypedef void *CUexternalMemory

@@ -9,7 +9,7 @@ cdef uint32_t gates_turn        # changes whenever the gates are opened
 
 
 cdef bint is_capture_error(CUresult rc) noexcept nogil:
-    """Say whether a context cannot be waited for because one of its streams is being captured."""
+    """Say whether contexts cannot be waited for because some stream is being captured: the drain tries again."""
     return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED <= rc <= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED + 8
 
 
@@ -35,10 +35,12 @@ cdef bint context_exists(CUcontext ctx) noexcept nogil:
 
 
 cdef CUresult synchronize_all() noexcept nogil:
-    """Wait for the work of all contexts; a context that goes meanwhile is no error."""
+    """Wait for the work of all contexts; a context that goes meanwhile is no error.  Not while a graph is recorded."""
     cdef uint32_t cursor = 0
     cdef CUcontext ctx
     cdef CUresult rc
+    if captures_live() != 0:
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
     while True:
         ctx = next_context(&cursor)
         if ctx == NULL:

@@ -35,6 +35,17 @@ TABLE = """
 10000 10000sz cuGraphLaunch(CUgraphExec hGraphExec, CUstream hStream)
 11010 11010sz cuGraphUpload(CUgraphExec hGraphExec, CUstream hStream)
 
+# Recording of graphs: it begins as a launch does, and the drain has to know how many live (captures.pxi).
+[launch custom]
+10000 10000sz cuStreamBeginCapture(CUstream hStream)
+10010 10010sz cuStreamBeginCapture_v2(CUstream hStream, CUstreamCaptureMode mode)
+12030 12030sz cuStreamBeginCaptureToGraph(CUstream hStream, CUgraph hGraph, const CUgraphNode *dependencies, const CUgraphEdgeData *dependencyData, size_t numDependencies, CUstreamCaptureMode mode)
+13030 13030sz cuStreamBeginRecaptureToGraph(CUstream hStream, CUstreamCaptureMode mode, CUgraph hGraph, CUgraphRecaptureCallback callbackFunc, void *userData)
+[query custom]
+10000 10000sz cuStreamEndCapture(CUstream hStream, CUgraph *phGraph)
+2000  -       cuStreamDestroy(CUstream hStream)
+4000  -       cuStreamDestroy_v2(CUstream hStream)
+
 # Copies.
 [memory gated]
 4000  7000ds  cuMemcpy(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount)
@@ -274,7 +285,6 @@ TABLE = """
 2000  -       cuCtxGetDevice(CUdevice *device)
 2000  -       cuCtxSynchronize()
 2000  -       cuStreamCreate(CUstream *phStream, unsigned int Flags)
-4000  -       cuStreamDestroy_v2(CUstream hStream)
 2000  -       cuStreamSynchronize(CUstream hStream)
 2000  -       cuStreamQuery(CUstream hStream)
 9020  -       cuStreamGetCtx(CUstream hStream, CUcontext *pctx)

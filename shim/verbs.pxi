@@ -396,6 +396,7 @@ cdef void verb_drain(Reply *r) noexcept nogil:
     out_number(&r.text, b"waiting", gate_waiting(GS_LAUNCH))
     out_number(&r.text, b"admitted", gate_admitted())
     out_number(&r.text, b"in_flight", gate_in_flight(GS_LAUNCH))
+    out_number(&r.text, b"captures", captures_live())
 
 
 cdef void verb_elect(Request *q, Reply *r) noexcept nogil:

@@ -155,8 +155,8 @@ CUresult capture_event_wait(CUstream stream, CUevent event) {
     return result;
 }
 
-/* The legacy stream would wait for a capturing blocking stream of its context. */
-CUresult capture_check_legacy(CUcontext context) {
+/* The legacy stream would wait for a capturing blocking stream of its context: such work breaks the capture. */
+static CUresult legacy_beside(CUcontext context, bool breaks) {
     if (atomic_load(&capture_count) == 0)
         return CUDA_SUCCESS;
     CUresult result = CUDA_SUCCESS;
@@ -164,12 +164,14 @@ CUresult capture_check_legacy(CUcontext context) {
     for (struct capture *c = captures; c; c = c->next)
         for (struct member *m = c->members; m; m = m->next)
             if (m->stream->context == context && m->stream->blocking) {
-                c->invalid = true;
+                c->invalid = c->invalid || breaks;
                 result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
             }
     pthread_mutex_unlock(&lock);
     return result;
 }
+
+CUresult capture_check_legacy(CUcontext context) { return legacy_beside(context, true); }
 
 /* Break every capture of a context's streams; returns what a call must return that waits for the whole context. */
 CUresult capture_break_all(CUcontext context) {
@@ -336,7 +338,7 @@ API_STREAM(CALL_INIT, cuStreamIsCapturing, _ptsz, (CUstream handle, CUstreamCapt
         return result;
     if (stream == stream->context->legacy) {
         *out = CU_STREAM_CAPTURE_STATUS_NONE;
-        return capture_check_legacy(stream->context);
+        return legacy_beside(stream->context, false);
     }
     pthread_mutex_lock(&lock);
     *out = status_of(stream);
