@@ -170,14 +170,17 @@ def _possible_partners(one: Found, group: Group, limits: Limits, is_cuda: Callab
         if rank.member.uid == one.process.uid and rank.status(Deadline(limits.request_s)).number("exports")
     ]
     listening = set(control.listeners())
-    for process in processes.all_processes():
-        if process.pid in shimmed or process.pid == one.pid or process.uid != one.process.uid:
+    everything = processes.all_processes()
+    # This command's own driver process has initialised CUDA too.
+    passed_over = {one.pid, *shimmed, *(helper.pid for helper in processes.descendants([os.getpid()], everything))}
+    for process in everything:
+        if process.pid in passed_over or process.uid != one.process.uid:
             continue
         try:
             suspect = process.inner_pid not in listening and processes.uses_cuda(process.pid)
         except PermissionError:
             suspect = False
-        if suspect and process.pid != os.getpid() and is_cuda(process.pid):
+        if suspect and is_cuda(process.pid):
             partners.append(process.pid)
     return sorted(partners)
 

@@ -317,6 +317,7 @@ def test_progress_goes_to_stderr_and_can_be_silenced(pair: Pair, tool: Tool, mac
     machine.inject("cuCheckpointProcessCheckpoint 1 304")
     loud = tool.suspend(*pair.pids, json_out=False).expect(4)
     assert loud.stdout.startswith("simulated driver") and "rolling back" in loud.stderr
+    machine.inject("")
     quiet = tool.suspend(*pair.pids, options=("--quiet",), json_out=False).expect(0)
     assert "rolling back" not in quiet.stderr and "suspended" in quiet.stdout
     tool.resume(*pair.pids).expect(0)

@@ -189,6 +189,25 @@ def test_driver_call_past_its_deadline_is_left_alone(tmp_path: Path, call: str) 
         come_up(one)
 
 
+def test_pitfall2_state_query_that_hangs(tmp_path: Path) -> None:
+    """All processes are asked at once and with one deadline; the one that hangs is named."""
+    with scene(tmp_path) as one:
+        one.world.hang.add(f"driver:state {one.pids[1]}")
+        import gpususpend.suspend as module
+
+        module.PENDING_GRACE_S, before = 0.1, module.PENDING_GRACE_S
+        try:
+            with one.session() as session, pytest.raises(errors.StateUnknown) as caught:
+                suspend(session)
+        finally:
+            module.PENDING_GRACE_S = before
+        assert caught.value.facts["call"] == "state" and caught.value.facts["pids"] == [one.pids[1]]
+        asked = [call for call in one.world.calls if call.startswith("driver:state")]
+        assert asked[:3] == [f"driver:state {pid}" for pid in one.pids]
+        one.world.hang.clear()
+        come_up(one)
+
+
 @pytest.mark.parametrize("call", DOWN_DRIVER)
 def test_driver_call_that_returns_late_is_a_rollback(tmp_path: Path, call: str) -> None:
     """Others are unlocked first (FR-4): the call may have waited for them."""
