@@ -189,8 +189,9 @@ cdef public CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream hStream, CUgraph 
                                                                      numDependencies, mode))
 
 
-cdef public CUresult cuStreamBeginRecaptureToGraph(
-        CUstream hStream, CUstreamCaptureMode mode, CUgraph hGraph, CUgraphRecaptureCallback callbackFunc, void *userData) noexcept nogil:
+cdef public CUresult cuStreamBeginRecaptureToGraph(CUstream hStream, CUstreamCaptureMode mode, CUgraph hGraph,
+                                                   CUgraphRecaptureCallback callbackFunc,
+                                                   void *userData) noexcept nogil:
     """Begin to record a graph anew."""
     cdef Capture *c
     if gs_real.cuStreamBeginRecaptureToGraph == NULL and not gs_find(<void *>&gs_real.cuStreamBeginRecaptureToGraph):
@@ -201,8 +202,9 @@ cdef public CUresult cuStreamBeginRecaptureToGraph(
     return capture_leave(c, gs_real.cuStreamBeginRecaptureToGraph(hStream, mode, hGraph, callbackFunc, userData))
 
 
-cdef public CUresult cuStreamBeginRecaptureToGraph_ptsz(
-        CUstream hStream, CUstreamCaptureMode mode, CUgraph hGraph, CUgraphRecaptureCallback callbackFunc, void *userData) noexcept nogil:
+cdef public CUresult cuStreamBeginRecaptureToGraph_ptsz(CUstream hStream, CUstreamCaptureMode mode, CUgraph hGraph,
+                                                        CUgraphRecaptureCallback callbackFunc,
+                                                        void *userData) noexcept nogil:
     """Begin to record a graph anew; NULL is the thread's own stream."""
     cdef Capture *c
     if gs_real.cuStreamBeginRecaptureToGraph_ptsz == NULL and (
