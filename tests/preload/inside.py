@@ -20,6 +20,8 @@ EXPORT void inside_admit(unsigned n) { @gate_admit(n); }
 EXPORT unsigned inside_in_flight(int cls) { return @gate_in_flight(cls); }
 EXPORT unsigned inside_waiting(int cls) { return @gate_waiting(cls); }
 EXPORT unsigned inside_admitted(void) { return @gate_admitted(); }
+EXPORT void *inside_closed_word(void) { return &gates.closed; }
+EXPORT void *inside_shards(void) { return gs_shards; }
 EXPORT int inside_closed(int cls) { return @gate_is_closed(cls); }
 EXPORT void inside_enter(int cls) { @gs_enter(cls, NULL, 0); }
 EXPORT void inside_leave(int cls) { @gs_leave(cls); }

@@ -36,6 +36,7 @@ static struct record *find(const char *symbol) {
     return 0;
 }
 EXPORT int stub_calls(const char *symbol) { struct record *r = find(symbol); return r ? r->calls : -1; }
+EXPORT int *stub_counter(const char *symbol) { return &find(symbol)->calls; }
 EXPORT const char *stub_caller(const char *symbol) {
     Dl_info info; struct record *r = find(symbol);
     if (!r || !r->caller || !dladdr(r->caller, &info)) return "";

@@ -179,6 +179,78 @@ def test_once_nobody_is_inside_nobody_gets_in(check: Callable[[str], None]) -> N
     """)
 
 
+# For each instruction of a gated call: a process is stopped there, the gate is closed, the counters are read. Where
+# they say that nobody is inside, the process goes on and must not arrive in the driver. Prints how many stops said so,
+# and how many arrived.
+EVERY_STEP = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/ptrace.h>
+#include <sys/wait.h>
+#include <unistd.h>
+extern int cuMemcpyHtoD_v2(unsigned long long, const void *, unsigned long);
+extern int *stub_counter(const char *);
+static int read_int(int memory, const void *at) { int v = -1; pread(memory, &v, 4, (off_t)at); return v; }
+int main(void) {
+    alarm(60);
+    char *closed = ((void *(*)(void))dlsym(RTLD_DEFAULT, "inside_closed_word"))();
+    char *shards = ((void *(*)(void))dlsym(RTLD_DEFAULT, "inside_shards"))();
+    int *calls = stub_counter("cuMemcpyHtoD_v2"), held = 0, arrived = 0, running = 1;
+    for (int steps = 1; running; steps++) {
+        pid_t pid = fork();
+        if (!pid) {
+            cuMemcpyHtoD_v2(1, &pid, 8);
+            if (ptrace(PTRACE_TRACEME, 0, 0, 0)) _exit(3);
+            raise(SIGSTOP);
+            cuMemcpyHtoD_v2(1, &pid, 8);
+            raise(SIGUSR1);
+        }
+        int status = 0;
+        waitpid(pid, &status, 0);
+        if (!WIFSTOPPED(status)) return printf("ptrace\n"), 0;
+        for (int i = 0; i < steps && running; i++) {
+            ptrace(PTRACE_SINGLESTEP, pid, 0, 0);
+            waitpid(pid, &status, 0);
+            running = WIFSTOPPED(status) && WSTOPSIG(status) == SIGTRAP;
+        }
+        char path[64];
+        sprintf(path, "/proc/%d/mem", pid);
+        int memory = open(path, O_RDWR), inside = 0, both = 3;
+        if (running && read_int(memory, calls) == 1) {
+            pwrite(memory, &both, 4, (off_t)closed);
+            for (int i = 0; i < 64; i++) inside += read_int(memory, shards + 64 * i + 4);
+            ptrace(PTRACE_DETACH, pid, 0, 0);
+            if (inside == 0) {
+                usleep(3000);
+                held++;
+                arrived += read_int(memory, calls) != 1;
+            }
+        }
+        close(memory);
+        kill(pid, SIGKILL);
+        waitpid(pid, &status, 0);
+    }
+    printf("%d %d\n", held, arrived);
+    return 0;
+}
+"""
+
+
+def test_closing_at_any_instruction_leaves_no_hole(
+    run: Run, inside: Path, stub_driver: Path, built: Callable[..., Path]
+) -> None:
+    program = built("every-step", EVERY_STEP, f"-L{stub_driver}", "-l:libcuda.so.1")
+    words = run([program], preload=[inside], libraries=stub_driver).stdout.split()
+    if words == [b"ptrace"]:
+        pytest.skip("ptrace is not allowed here")
+    held, arrived = map(int, words)
+    assert held > 10 and arrived == 0
+
+
 def test_a_captured_stream_passes(check: Callable[[str], None]) -> None:
     check("""
         shim.inside_close(LAUNCH)
