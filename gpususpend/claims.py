@@ -13,8 +13,8 @@ from dataclasses import replace
 from gpususpend import control, discover, errors, processes
 from gpususpend.deadline import Deadline
 from gpususpend.discover import Found, Targets
-from gpususpend.group import Group, Rank, group_of, still_there
-from gpususpend.journal import Journal, Member, Record, Stage, new_id
+from gpususpend.group import Group, Rank, group_of, still_there, still_there_without_shim
+from gpususpend.journal import Journal, Kind, Member, Record, Stage, new_id
 from gpususpend.session import Context
 
 
@@ -94,8 +94,15 @@ def named_pids(targets: Targets) -> set[int]:
 def living(record: Record) -> tuple[Record, list[Member]]:
     """Return the record with its members as they live now, and the members that are gone."""
     now = [(member, still_there(member)) for member in record.members]
+    if any(found is not None and found.start_time != member.start_time for member, found in now):
+        # Restored from a dump: members without a shim have new start times, too.
+        now = [(member, found or _without_shim(member)) for member, found in now]
     gone = [member for member, found in now if found is None]
     return replace(record, members=[found for _, found in now if found is not None]), gone
+
+
+def _without_shim(member: Member) -> Member | None:
+    return None if member.kind is Kind.SHIMMED else still_there_without_shim(member)
 
 
 def unrecorded(context: Context, targets: Targets) -> list[Found]:

@@ -149,6 +149,7 @@ def still_there(member: Member) -> Member | None:
     """Return a recorded member as it lives now, or None.
 
     A process restored from a dump keeps pid and nonce and gets a new start time; then the shim's answer decides.
+    One without a shim has nothing to tell it by but its place in the group: see `still_there_without_shim`.
     """
     if processes.is_same(member.process):
         return member
@@ -163,3 +164,13 @@ def still_there(member: Member) -> Member | None:
     except (errors.GpushareError, OSError, ValueError, ShimRefused):
         return None
     return replace(member, start_time=now.start_time, uid=now.uid) if nonce == member.nonce else None
+
+
+def still_there_without_shim(member: Member) -> Member | None:
+    """Return a member without a shim of a group that was restored from a dump, or None: pids and name are all it has."""
+    try:
+        now = processes.read_process(member.pid)
+    except (errors.GpushareError, OSError, ValueError):
+        return None
+    same = (now.inner_pid, now.comm) == (member.inner_pid, member.comm)
+    return replace(member, start_time=now.start_time, uid=now.uid) if same else None

@@ -9,6 +9,7 @@ the number of the step; `step-1` what rank 1 has verified; `wrong` appears with 
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import time
@@ -16,6 +17,7 @@ from pathlib import Path
 
 WORDS = 1 << 20
 BYTES = 4 * WORDS
+HANDLE_BYTES = 64
 
 
 def write(path: Path, text: str) -> None:
@@ -55,11 +57,11 @@ def rank(number: int, folder: Path) -> None:
     own = call(cuda.cuMemAlloc(BYTES))
     call(cuda.cuMemcpyHtoD(own, host.ctypes.data, BYTES))
     if number == 0:
-        write(folder / "handle", bytes(call(cuda.cuIpcGetMemHandle(own)).reserved).hex())
+        write(folder / "handle", ctypes.string_at(call(cuda.cuIpcGetMemHandle(own)).getPtr(), HANDLE_BYTES).hex())
         shared = own
     else:
         handle = cuda.CUipcMemHandle()
-        handle.reserved = bytes.fromhex(wait_for(folder / "handle"))
+        ctypes.memmove(handle.getPtr(), bytes.fromhex(wait_for(folder / "handle")), HANDLE_BYTES)
         shared = call(cuda.cuIpcOpenMemHandle(handle, cuda.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS.value))
     step = 0
     while True:

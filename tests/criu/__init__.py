@@ -1,0 +1,1 @@
+"""Tests with the real CRIU, on processes of the simulated driver."""
