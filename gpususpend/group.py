@@ -167,7 +167,7 @@ def still_there(member: Member) -> Member | None:
 
 
 def still_there_without_shim(member: Member) -> Member | None:
-    """Return a member without a shim of a group that was restored from a dump, or None: pids and name are all it has."""
+    """Return a member without a shim of a group restored from a dump, or None: pids and name are all it has."""
     try:
         now = processes.read_process(member.pid)
     except (errors.GpushareError, OSError, ValueError):

@@ -26,14 +26,14 @@ def criu() -> str:
     """Return a CRIU of 4.1 or newer: the system's, else one unpacked beside the tree."""
     if os.geteuid() != 0:
         pytest.skip("CRIU needs root")
-    own = shutil.which("criu")
-    for program in [own, str(CRIU_FOLDER / "criu-run")]:
-        if program and subprocess.run([program, "check"], capture_output=True, timeout=60).returncode == 0:
+    unpacked = CRIU_FOLDER / "criu-run"
+    for program in filter(None, [shutil.which("criu"), shutil.which(unpacked)]):
+        if subprocess.run([program, "check"], capture_output=True, timeout=60).returncode == 0:
             return program
     if shutil.which("dpkg") is None:
         pytest.skip("no CRIU 4.1, and no dpkg to unpack one")
     subprocess.run(["bash", str(FETCH), str(CRIU_FOLDER)], check=True, timeout=300)
-    return str(CRIU_FOLDER / "criu-run")
+    return str(unpacked)
 
 
 def step_of(folder: Path) -> int:
