@@ -55,13 +55,17 @@ cdef bint same_file(int a, int b) noexcept nogil:
     return same_file_by_lock(a, b) == 1
 
 
-cdef FdRef *fdref_new(Object *o, int fd, bint received) noexcept nogil:
-    """Keep a duplicate of an exported descriptor; NULL if the table or the descriptors are exhausted."""
+cdef bint fdref_new(Object *o, int fd, bint received) noexcept nogil:
+    """Keep a duplicate of an exported descriptor; False if the table is full.
+
+    Where no descriptor is left the application's call is not made to fail: the export is not recognised later, and a
+    suspend finds and names it.
+    """
     cdef FdRef *ref
     cdef int copy = fcntl(fd, F_DUPFD_CLOEXEC, 3)
     if copy < 0:
         gs_log(b"no descriptor left for the identity of an export")
-        return NULL
+        return True
     gs_lock(&tables_mutex)
     ref = <FdRef *>table_take(&fdrefs, sizeof(FdRef), MAX_FDREFS)
     if ref != NULL:
@@ -73,12 +77,7 @@ cdef FdRef *fdref_new(Object *o, int fd, bint received) noexcept nogil:
     gs_unlock(&tables_mutex)
     if ref == NULL:
         close(copy)
-    return ref
-
-
-cdef bint is_stale(FdRef *ref) noexcept nogil:
-    """Say whether an export is of an incarnation that is no more."""
-    return ref.epoch != ref.object.epoch
+    return ref != NULL
 
 
 cdef void fdrefs_renew(Object *o) noexcept nogil:
@@ -91,6 +90,11 @@ cdef void fdrefs_renew(Object *o) noexcept nogil:
             return
         if ref.object == o:
             ref.epoch = o.epoch
+
+
+cdef bint is_stale(FdRef *ref) noexcept nogil:
+    """Say whether an export is of an incarnation that is no more."""
+    return ref.epoch != ref.object.epoch
 
 
 cdef void fdrefs_drop(Object *o, bint stale) noexcept nogil:
@@ -109,6 +113,19 @@ cdef void fdrefs_drop(Object *o, bint stale) noexcept nogil:
         gs_unlock(&tables_mutex)
         if ref == NULL:
             return
+
+
+cdef bint fdrefs_of(Object *o) noexcept nogil:
+    """Say whether descriptors of an object are known."""
+    cdef uint32_t cursor = 0
+    cdef FdRef *ref = NULL
+    gs_lock(&tables_mutex)
+    while fdrefs.live != 0:
+        ref = <FdRef *>table_next(&fdrefs, sizeof(FdRef), &cursor)
+        if ref == NULL or ref.object == o:
+            break
+    gs_unlock(&tables_mutex)
+    return ref != NULL
 
 
 cdef int fdref_current(Object *o) noexcept nogil:
@@ -149,8 +166,14 @@ cdef Object *object_pin_fd(int fd, FdRef **found) noexcept nogil:
 
 
 cdef CUresult export_fd(Object *o, int *fd) noexcept nogil:
-    """Export a pinned object that is live; the open file carries our pid as a hint for whoever receives it."""
+    """Export a pinned object that is live; the open file carries our pid as a hint for whoever receives it.
+
+    An import cannot be exported.  One that was adopted and not yet made again is handed on by the export it came from.
+    """
     cdef CUresult rc = gs_real.cuMemExportToShareableHandle(fd, o.real, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0)
+    if rc != 0 and o.origin == ORIGIN_ADOPTED:
+        fd[0] = fdref_current(o)
+        rc = 0 if fd[0] >= 0 else rc
     if rc == 0:
         fcntl(fd[0], F_SETOWN, getpid())
     return rc
@@ -165,7 +188,7 @@ cdef CUresult export_object(void *out, Object *o, int type, uint64_t flags) noex
         o.kind = KIND_FABRIC
         return 0
     fcntl((<int *>out)[0], F_SETOWN, getpid())
-    if fdref_new(o, (<int *>out)[0], False) == NULL:
+    if not fdref_new(o, (<int *>out)[0], False):
         close((<int *>out)[0])
         return CUDA_ERROR_OUT_OF_MEMORY
     return 0

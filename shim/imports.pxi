@@ -90,7 +90,7 @@ cdef CUresult import_for_application(Object **out, void *os_handle) noexcept nog
     if rc != 0:
         return rc
     resolve_import(o, fd)
-    if fdref_new(o, fd, True) == NULL:
+    if not fdref_new(o, fd, True):
         object_unpin(o)
         return CUDA_ERROR_OUT_OF_MEMORY
     out[0] = o

@@ -88,9 +88,12 @@ cdef CUresult import_key(Object **out, int pid, uint64_t nonce, uint64_t id, uin
     if rc != 0:
         return rc
     rc = import_object(out, f.fd)
-    close(f.fd)
     if rc == 0:
         import_known(out[0], nonce, id, pid, f.epoch, f.size)
+        if not fdref_new(out[0], f.fd, True):
+            object_unpin(out[0])
+            rc = CUDA_ERROR_OUT_OF_MEMORY
+    close(f.fd)
     return rc
 
 

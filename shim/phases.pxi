@@ -62,6 +62,8 @@ cdef bint object_unmap(Object *o, Failure *f) noexcept nogil:
     """Remove an object's mappings; the addresses stay reserved."""
     cdef Mapping *m = <Mapping *>o.first
     cdef CUresult rc
+    global disturbed
+    disturbed = 1
     while m != NULL:
         if m.mapped:
             rc = gs_real.cuMemUnmap(m.va, m.size)
@@ -76,8 +78,6 @@ cdef bint object_unmap(Object *o, Failure *f) noexcept nogil:
 cdef bint object_drop(Object *o, Failure *f) noexcept nogil:
     """Unmap an object and give the driver's reference back."""
     cdef CUresult rc
-    global disturbed
-    disturbed = 1
     if not object_unmap(o, f):
         return False
     if o.real != 0:
@@ -89,27 +89,11 @@ cdef bint object_drop(Object *o, Failure *f) noexcept nogil:
     return True
 
 
-cdef bint object_reclaim(Object *o) noexcept nogil:
-    """Take a dropped object back through an export that is still open: the memory itself, content and all."""
-    cdef CUmemGenericAllocationHandle real = 0
-    cdef int fd = fdref_current(o)
-    cdef CUresult rc
-    if fd < 0:
-        return False
-    rc = gs_real.cuMemImportFromShareableHandle(&real, <void *><uintptr_t>fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
-    close(fd)
-    if rc != 0:
-        return False
-    o.real = real
-    o.content_lost = 0
-    return True
-
-
 cdef bint object_create(Object *o, Failure *f) noexcept nogil:
-    """Make a dropped object of ours again: another incarnation, without content, unless an export kept the old one."""
+    """Make a dropped object of ours again: another incarnation, without content."""
     cdef CUmemGenericAllocationHandle real = 0
     cdef CUresult rc
-    if o.real != 0 or object_reclaim(o):
+    if o.real != 0:
         return True
     rc = gs_real.cuMemCreate(&real, o.size, &o.props, o.flags)
     if rc != 0:
@@ -202,7 +186,11 @@ cdef bint all_have_owners(Failure *f) noexcept nogil:
 
 
 cdef bint drop_all(bint owned, uint64_t *freed, Failure *f) noexcept nogil:
-    """Drop the imports of device memory, or what is owned here."""
+    """Drop the imports of device memory, or what is owned here.
+
+    What is owned and exported is only unmapped: its descriptors keep the memory until they are replaced (seal), and a
+    rollback until then needs nothing but to map it again.
+    """
     cdef uint32_t cursor = 0
     cdef Object *o
     cdef bint held
@@ -212,9 +200,9 @@ cdef bint drop_all(bint owned, uint64_t *freed, Failure *f) noexcept nogil:
             return True
         if is_carried(o, CLASS_DEVICE) and is_owned(o) == owned:
             held = o.real != 0
-            if not object_drop(o, f):
+            if not (object_unmap(o, f) if owned and fdrefs_of(o) else object_drop(o, f)):
                 return False
-            if held and owned:
+            if held and owned and o.real == 0:
                 freed[0] += o.size
 
 
@@ -300,12 +288,14 @@ cdef bint import_again(Object *o, uint64_t deadline, Failure *f) noexcept nogil:
     if rc != 0:
         return fail_cuda(f, b"export by the owner", rc, o, 0)
     rc = gs_real.cuMemImportFromShareableHandle(&real, <void *><uintptr_t>got.fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+    if rc == 0:
+        o.epoch = got.epoch
+        o.real = real
+        fdrefs_drop(o, True)
+        if not fdrefs_of(o):
+            fdref_new(o, got.fd, True)
     close(got.fd)
-    if rc != 0:
-        return fail_cuda(f, b"cuMemImportFromShareableHandle", rc, o, 0)
-    o.epoch = got.epoch
-    o.real = real
-    return True
+    return rc == 0 or fail_cuda(f, b"cuMemImportFromShareableHandle", rc, o, 0)
 
 
 cdef bint drop_if_stale(Object *o, Failure *f) noexcept nogil:

@@ -166,8 +166,6 @@ cdef bint seal_fds(bint stale_only, Failure *f) noexcept nogil:
         if done and (not stale_only or is_stale(ref)):
             done = seal_fd(number, o, ref.received, f)
         object_unpin(o)
-    if done and not stale_only:
-        fdrefs_drop(NULL, False)
     return done
 
 
@@ -186,7 +184,7 @@ cdef bint unseal_fd(SealedFd *s, uint64_t deadline, Failure *f) noexcept nogil:
         f.error = errno
         close(got.fd)
         return fail(f, b"fd", b"dup3", b"a descriptor cannot be put back")
-    if fdref_new(o, s.number, s.received) == NULL:
+    if not fdref_new(o, s.number, s.received):
         gs_log(b"a descriptor that was put back has no identity")
     close(got.fd)
     return True
@@ -446,6 +444,20 @@ cdef bint locks_are_free(Failure *f) noexcept nogil:
     return True
 
 
+cdef bint drop_held(bint host, Failure *f) noexcept nogil:
+    """Drop what descriptors kept: the objects that release has only unmapped, and our own duplicates."""
+    cdef uint32_t cursor = 0
+    cdef Object *o
+    while True:
+        o = next_object(&cursor)
+        if o == NULL:
+            return True
+        if is_carried(o, CLASS_DEVICE) and not object_drop(o, f):
+            return False
+        if host or not is_carried(o, CLASS_HOST):
+            fdrefs_drop(o, False)
+
+
 cdef bint phase_seal(bint host, uint64_t deadline, uint64_t *fds, uint64_t *bytes, Failure *f) noexcept nogil:
     """Replace descriptors and, with `host`, host-class memory."""
     global phase
@@ -455,9 +467,10 @@ cdef bint phase_seal(bint host, uint64_t deadline, uint64_t *fds, uint64_t *byte
         return False
     fds[0] = sealed_fds()
     phase = PHASE_SEALED
-    if not host:
-        return True
-    return save_all_host(f) and seal_host(False, deadline, bytes, f) and seal_host(True, deadline, bytes, f)
+    if host:
+        if not save_all_host(f) or not seal_host(False, deadline, bytes, f) or not seal_host(True, deadline, bytes, f):
+            return False
+    return drop_held(host, f)
 
 
 cdef bint phase_unseal(uint64_t deadline, uint64_t *fds, uint64_t *bytes, Failure *f) noexcept nogil:

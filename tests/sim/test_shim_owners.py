@@ -97,13 +97,14 @@ def test_self_import(start_worker: Start) -> None:
     assert worker.read(block["address"]) == [1]
 
 
-def test_export_passed_on_and_import_reexported(start_worker: Start) -> None:
-    """Memory that reaches a third process through the second is found again at its owner."""
+def test_descriptor_passed_on(start_worker: Start) -> None:
+    """Memory whose descriptor reaches a third process through the second is found again at its owner."""
     owner, second, third = start_worker(), start_worker(), start_worker(1)
     block = owner.block(GRANULE)
     owner.fill(block["address"], GRANULE, 2)
-    middle = second.import_block(owner.hand(owner.mem_export(block["handle"]), second), GRANULE)
-    last = third.import_block(second.hand(second.mem_export(middle["handle"]), third), GRANULE)
+    number = owner.hand(owner.mem_export(block["handle"]), second)
+    middle = second.import_block(number, GRANULE)
+    last = third.import_block(second.hand(number, third), GRANULE)
     third.expect(last["address"], GRANULE, [2])
     row = rows(third.pid, "imports")[0]
     assert (row["state"], int(row["pid"])) == ("resolved", owner.pid)
@@ -112,6 +113,34 @@ def test_export_passed_on_and_import_reexported(start_worker: Start) -> None:
     third.check()
     owner.write(block["address"], [3])
     assert third.read(last["address"]) == second.read(middle["address"]) == [3]
+
+
+def test_b22_rollback_with_memory_whose_exporter_has_freed_it(start_worker: Start) -> None:
+    """B22: adopted memory is shared again after a rollback before, within and after the release."""
+    owner, first, second = start_worker(), start_worker(), start_worker(1)
+    _, (one, two) = shared(owner, first, second)
+    memory = owner.alloc(5 << 20)
+    owner.fill(memory, 5 << 20, 3)
+    handle = owner.ipc_get(memory)
+    opened = [first.ipc_open(handle), second.ipc_open(handle)]
+    for worker, address in zip((first, second), opened, strict=True):
+        worker.expect(address, 5 << 20, [3])
+    owner.kill()
+    with Group([first, second]) as group:
+        for released in ((), (first,), (second,), (first, second)):
+            group.quiesce()
+            elect(first, second)
+            group.arenas()
+            for worker in released:
+                ask(worker.pid, "release")
+            group.resume()
+            first.check()
+            second.check()
+            for mine, theirs in ((one["address"], two["address"]), tuple(opened)):
+                first.write(mine, [len(released) + 40])
+                assert second.read(theirs) == [len(released) + 40]
+            first.fill(one["address"], GRANULE, 1)
+            first.fill(opened[0], 5 << 20, 3)
 
 
 def test_b04_peer_access_before_and_after(start_worker: Start) -> None:
