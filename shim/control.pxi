@@ -302,7 +302,7 @@ cdef void listener_main(void *unused) noexcept nogil:
         listener_polls[1].fd = wake_listener - 1
         for i in range(MAX_CONNECTIONS):
             # A connection whose request runs is left alone; its number must not be used for another one meanwhile.
-            listener_polls[i + 2].fd = -1 if connections[i].fd == 0 or gs_load(&connections[i].busy) else connections[i].fd - 1
+            listener_polls[i + 2].fd = -1 if gs_load(&connections[i].busy) else connections[i].fd - 1
         for i in range(MAX_CONNECTIONS + 2):
             listener_polls[i].events = POLLIN
             listener_polls[i].revents = 0

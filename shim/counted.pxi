@@ -168,7 +168,8 @@ cdef public CUresult cuMemPoolExportToShareableHandle(void *handle_out, CUmemory
                                                       unsigned long long flags) noexcept nogil:
     """Export a pool."""
     cdef CUresult rc
-    if gs_real.cuMemPoolExportToShareableHandle == NULL and not gs_find(<void *>&gs_real.cuMemPoolExportToShareableHandle):
+    if (gs_real.cuMemPoolExportToShareableHandle == NULL
+            and not gs_find(<void *>&gs_real.cuMemPoolExportToShareableHandle)):
         return gs_absent()
     gs_enter(GS_MEMORY, NULL, GS_NO_STREAM)
     rc = gs_real.cuMemPoolExportToShareableHandle(handle_out, pool, handleType, flags)
@@ -183,7 +184,8 @@ cdef public CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *pool_out, 
                                                         unsigned long long flags) noexcept nogil:
     """Import a pool."""
     cdef CUresult rc
-    if gs_real.cuMemPoolImportFromShareableHandle == NULL and not gs_find(<void *>&gs_real.cuMemPoolImportFromShareableHandle):
+    if (gs_real.cuMemPoolImportFromShareableHandle == NULL
+            and not gs_find(<void *>&gs_real.cuMemPoolImportFromShareableHandle)):
         return gs_absent()
     gs_enter(GS_MEMORY, NULL, GS_NO_STREAM)
     rc = gs_real.cuMemPoolImportFromShareableHandle(pool_out, handle, handleType, flags)

@@ -314,7 +314,8 @@ cdef public CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp 
     """Ask the driver about the real handle."""
     cdef Object *o
     cdef CUresult rc = CUDA_ERROR_INVALID_VALUE
-    if gs_real.cuMemGetAllocationPropertiesFromHandle == NULL and not gs_find(<void *>&gs_real.cuMemGetAllocationPropertiesFromHandle):
+    if (gs_real.cuMemGetAllocationPropertiesFromHandle == NULL
+            and not gs_find(<void *>&gs_real.cuMemGetAllocationPropertiesFromHandle)):
         return gs_absent()
     gs_enter(GS_MEMORY, NULL, GS_NO_STREAM)
     if is_virtual(handle):

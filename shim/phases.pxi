@@ -1,9 +1,9 @@
 # Release, load, remap, check, open: what each phase does to the objects.
 #
-# Every object is live (the driver has it, everything is mapped), held (some mapping is gone) or dropped.  A mark changes
-# only after the driver call succeeded, and each phase acts on exactly what is not in the state that it wants; so the
-# same calls are rollback, retry and resume.  During these phases both gates are closed and no call of the application
-# is in progress: objects are changed by the worker alone.
+# Every object is live (the driver has it, everything is mapped), held (some mapping is gone) or dropped.  A mark
+# changes only after the driver call succeeded, and each phase acts on exactly what is not in the state that it
+# wants; so the same calls are rollback, retry and resume.  During these phases both gates are closed and no call of
+# the application is in progress: objects are changed by the worker alone.
 
 cdef enum:
     PHASE_RUNNING = 0
@@ -287,7 +287,8 @@ cdef bint import_again(Object *o, uint64_t deadline, Failure *f) noexcept nogil:
         return fail(f, b"deadline", b"import", b"the owner of this memory does not make it again")
     if rc != 0:
         return fail_cuda(f, b"export by the owner", rc, o, 0)
-    rc = gs_real.cuMemImportFromShareableHandle(&real, <void *><uintptr_t>got.fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+    rc = gs_real.cuMemImportFromShareableHandle(&real, <void *><uintptr_t>got.fd,
+                                                CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
     if rc == 0:
         o.epoch = got.epoch
         o.real = real
@@ -299,7 +300,7 @@ cdef bint import_again(Object *o, uint64_t deadline, Failure *f) noexcept nogil:
 
 
 cdef bint drop_if_stale(Object *o, Failure *f) noexcept nogil:
-    """Drop an import whose owner has made the memory again meanwhile: it would be another memory than the others see."""
+    """Drop an import whose owner has made the memory again: it would be another memory than the others see."""
     cdef uint32_t epoch = 0
     if o.real == 0 or o.owner != OWNER_KNOWN or ask_owner(o, &epoch) != 1 or epoch == o.epoch:
         return True
