@@ -30,6 +30,7 @@ SIM_FLAGS = [
     "-fPIC", "-fvisibility=hidden", "-pthread", "-shared",
     # As the real driver is linked: its own references stay its own, whatever is preloaded.
     "-Wl,-Bsymbolic", "-Wl,-soname,libcuda.so.1", "-Wl,-z,defs", "-Wl,-z,now",
+    "-Wl,-z,nodelete",  # its threads outlive a dlclose
 ]  # fmt: skip
 
 
