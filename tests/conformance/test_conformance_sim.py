@@ -13,22 +13,7 @@ from tests.programs.setting import Setting
 
 CASES = all_cases()
 
-OPEN = {
-    "ipc.open_rules": "flags 0 are accepted; the driver refuses them",
-    "ipc.opens": "memory that was opened says it could be given on by IPC; the driver says no",
-    "ipc.two_contexts": "a second context may open what the first has open; the driver answers 400",
-    "peers.copies": "a copy between devices needs peer access, which memory of cuMemAlloc does not",
-    "peers.from_the_other_context": "copies and memsets reach memory of the current context's device only",
-    "work.while_recording": "cuMemFree breaks a relaxed recording",
-}
-"""Where the shim answers otherwise than the driver and should not: each entry goes when the shim is right."""
-
-
-def through_shim() -> list[object]:
-    """Return the cases to ask through the shim, the open ones marked."""
-    names = sorted(name for name, case in CASES.items() if not case.bare)
-    return [pytest.param(name, marks=pytest.mark.xfail(reason=OPEN[name], strict=True)) if name in OPEN else name
-            for name in names]
+THROUGH_SHIM = sorted(name for name, case in CASES.items() if not case.bare)
 
 
 def against_expectation(name: str, shim: Path | None) -> None:
@@ -50,6 +35,6 @@ def test_bare(name: str, machine: Setting, libcuda_path: Path) -> None:
 
 
 @pytest.mark.machine(driver="sim")
-@pytest.mark.parametrize("name", through_shim())
+@pytest.mark.parametrize("name", THROUGH_SHIM)
 def test_through_the_shim(name: str, machine: Setting, libcuda_path: Path, shim_path: Path) -> None:
     against_expectation(name, shim_path)

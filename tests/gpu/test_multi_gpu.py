@@ -59,7 +59,6 @@ def test_peer_access_through_cycles(two: TwoDevices, group: Group) -> None:
         assert worker.code("peer_enable", two.second) == 704
 
 
-@pytest.mark.xfail(reason="copies reach memory of the current context's device only (conformance: peers)", strict=True)
 def test_disable_and_enable_around_a_cycle(two: TwoDevices, group: Group) -> None:
     worker = two.worker
     worker.peer_enable(two.second)
@@ -81,7 +80,6 @@ def test_access_entries_of_both_devices(two: TwoDevices, group: Group) -> None:
     two.write_from_first(block["address"], 9)
 
 
-@pytest.mark.xfail(reason="copies reach memory of the current context's device only (conformance: peers)", strict=True)
 def test_every_allocation_returns_to_its_own_device(two: TwoDevices, group: Group) -> None:
     """B05: saved and loaded in the context of the device it belongs to, whatever is current."""
     worker = two.worker
