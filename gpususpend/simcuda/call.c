@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include <linux/futex.h>
 #include <pthread.h>
+#include <stdlib.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -113,6 +114,6 @@ API(CALL_ANY, cuInit, (unsigned flags), (flags)) {
 API(CALL_ANY, cuDriverGetVersion, (int *version), (version)) {
     if (!version)
         return CUDA_ERROR_INVALID_VALUE;
-    *version = DRIVER_VERSION;
+    *version = getenv("SIMCUDA_LATER_ABI") ? LATER_VERSION : DRIVER_VERSION;
     return CUDA_SUCCESS;
 }

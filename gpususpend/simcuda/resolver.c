@@ -1,4 +1,5 @@
 /* cuGetProcAddress in both forms, from the table of entry points. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "entry_points.h"
@@ -20,6 +21,15 @@ struct entry_point {
 #define ROW_STREAM(name, since, symbol, own_since, own) {#name, since, address_of_##symbol, own_since, address_of_##own},
 static const struct entry_point entry_points[] = {ENTRY_POINTS(ROW_PLAIN, ROW_STREAM)};
 
+/* Stands for every function of an ABI that nobody knows yet. */
+static CUresult of_a_later_abi(void) { return CUDA_ERROR_NOT_SUPPORTED; }
+
+/* SIMCUDA_LATER_ABI names a function that changes with LATER_VERSION, for tests of what is made of an unknown ABI. */
+static bool has_later_abi(const char *name, int version) {
+    const char *named = getenv("SIMCUDA_LATER_ABI");
+    return version >= LATER_VERSION && named && !strcmp(named, name);
+}
+
 static CUresult resolve(const char *name, void **out, int version, cuuint64_t flags, CUdriverProcAddressQueryResult *status, bool per_thread) {
     if (!name || !out || flags > 2)
         return CUDA_ERROR_INVALID_VALUE;
@@ -37,6 +47,8 @@ static CUresult resolve(const char *name, void **out, int version, cuuint64_t fl
     *out = NULL;
     if (best)
         *out = per_thread && best->per_thread && best->per_thread_since <= version ? best->per_thread : best->function;
+    if (best && has_later_abi(name, version))
+        *out = (void *)of_a_later_abi;
     if (status)
         *status = best ? CU_GET_PROC_ADDRESS_SUCCESS : known ? CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
     return best ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;

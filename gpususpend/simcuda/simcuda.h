@@ -23,6 +23,7 @@
 #define GRANULE ((size_t)2 << 20)
 #define PAGE ((size_t)4096)
 #define DRIVER_VERSION 13000
+#define LATER_VERSION 14000 /* with SIMCUDA_LATER_ABI */
 
 /* ---- call.c: what every entry point does before and after its work ---- */
 enum call_flags {
