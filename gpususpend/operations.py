@@ -89,8 +89,9 @@ def _prepared(context: Context, found: list[Found], allow_unshimmed: bool) -> It
 def _check(context: Context, session: Session, found: list[Found], allow_unshimmed: bool) -> None:
     limits, tools = context.limits, context.tools
     preflight.check_phases(session.group, limits)
-    preflight.check_sharing(session.group, limits)
+    # Before the imports: one whose exporter has no shim is better named by its kind, with the way out.
     preflight.check_uncarried(session.group, limits)
+    preflight.check_sharing(session.group, limits)
     settled = preflight.check_unshimmed(found, allow_unshimmed, session.group, limits, session.is_cuda)
     session.group.others = _group(settled).others
     preflight.check_driver_version(session.driver.version().driver, context.simulated)

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -43,7 +42,7 @@ def cycle(pair: Pair, tool: Tool) -> None:
 
 
 def test_B23_rollback_is_told(pair: Pair, tool: Tool, machine: Setting) -> None:
-    """The message says what failed, where, the driver's name for it, and that all run again."""
+    """The message says what failed, where, the driver's name for it, and that all run again (pitfall 51, FR-30)."""
     machine.inject("cuCheckpointProcessCheckpoint 2 304")
     answer = tool.suspend(*pair.pids).expect(4)
     error = answer.json["error"]
@@ -58,7 +57,7 @@ def test_B23_rollback_is_told(pair: Pair, tool: Tool, machine: Setting) -> None:
 
 
 def test_B23_rollback_that_fails_is_told(pair: Pair, tool: Tool, machine: Setting) -> None:
-    """Both reasons, and how many do not run; the next resume brings all back."""
+    """Both reasons, and how many do not run; the next resume brings all back (pitfall 51, FR-30)."""
     machine.inject("cuCheckpointProcessCheckpoint 2 304\ncuCheckpointProcessUnlock 1 999")
     answer = tool.suspend(*pair.pids).expect(8)
     data = answer.json
@@ -209,7 +208,7 @@ def test_FR18_cuda_started_during_the_suspend(
 
 
 def test_pitfall53_descriptor_that_is_left(pair: Pair, tool: Tool, tmp_path: Path) -> None:
-    """A node of the driver that nobody neutralises: pid and path are named, everything rolls back."""
+    """FR-8: a node of the driver that nobody neutralises: pid and path are named, everything rolls back."""
     node = tmp_path / "nvidia7"
     node.touch()
     fd = os.open(node, os.O_RDWR)
@@ -287,29 +286,6 @@ def test_allow_unshimmed_beside_exports(pair: Pair, start_worker: Start, tool: T
     assert answer.json["reason"] == "may-share" and answer.json["error"]["pid"] == bare.pid
     pair.first.close_fd(fd)
     pair.check()
-
-
-KINDS: dict[str, Callable[[Worker], Any]] = {
-    "managed": lambda worker: worker.alloc_managed(MIB),
-    "exported-pool": lambda worker: worker.pool_export(worker.pool_create(0)),
-    "ipc-event": lambda worker: worker.event_ipc_get(worker.event_create(6)),
-    "multicast": lambda worker: worker.multicast_create(2 * MIB, 2),
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_uncarried_kinds_are_refused(pair: Pair, tool: Tool, kind: str) -> None:
-    """With kind, object, pid and the way out, before anything changed; one test for each kind."""
-    try:
-        KINDS[kind](pair.first)
-    except Exception as error:
-        pytest.skip(f"the simulated driver has none of these yet: {error}")
-    answer = tool.suspend(*pair.pids).expect(3)
-    error = answer.json["error"]
-    assert answer.json["reason"] == "uncarried" and error["pid"] == pair.first.pid
-    assert error["facts"]["kind"] == kind and error["facts"]["object"] in error["message"]
-    pair.check()
-    running(tool)
 
 
 def test_progress_goes_to_stderr_and_can_be_silenced(pair: Pair, tool: Tool, machine: Setting) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+
 from cuda.bindings import driver as cu
 
 from tests.programs.calls.base import MISSING, Result, ask, ask_raw, command, is_simulated, need
@@ -98,3 +101,51 @@ def multicast_create(size: int, devices: int = 2) -> Result:
     wanted = cu.CUmulticastObjectProp()
     wanted.numDevices, wanted.size, wanted.handleTypes = devices, size, 1
     return ask("cuMulticastCreate", wanted)
+
+
+def _descriptor() -> int:
+    """Return a new descriptor, for a driver that takes it over."""
+    return os.open("/dev/zero", os.O_RDONLY)
+
+
+@command
+def external_memory_import(size: int) -> Result:
+    """Import memory of another API, simulated driver only: a real one wants what a graphics API exported."""
+    if not is_simulated():
+        return Result(MISSING)
+    wanted = cu.CUDA_EXTERNAL_MEMORY_HANDLE_DESC()
+    wanted.type = cu.CUexternalMemoryHandleType.CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD
+    wanted.handle.fd, wanted.size = _descriptor(), size
+    return ask("cuImportExternalMemory", wanted)
+
+
+@command
+def external_memory_destroy(memory: int) -> Result:
+    """Let memory of another API go."""
+    return ask("cuDestroyExternalMemory", memory)
+
+
+@command
+def external_semaphore_import() -> Result:
+    """Import a semaphore of another API, simulated driver only."""
+    if not is_simulated():
+        return Result(MISSING)
+    wanted = cu.CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC()
+    wanted.type = cu.CUexternalSemaphoreHandleType.CU_EXTERNAL_SEMAPHORE_HANDLE_TYPE_OPAQUE_FD
+    wanted.handle.fd = _descriptor()
+    return ask("cuImportExternalSemaphore", wanted)
+
+
+@command
+def external_semaphore_destroy(semaphore: int) -> Result:
+    """Let a semaphore of another API go."""
+    return ask("cuDestroyExternalSemaphore", semaphore)
+
+
+@command
+def proc_address(name: str, version: int) -> Result:
+    """Look a driver function up as of a CUDA version, by cuGetProcAddress of CUDA 12; return its address."""
+    found = ctypes.c_void_p()
+    look_up = ctypes.CDLL("libcuda.so.1").cuGetProcAddress_v2
+    code = look_up(name.encode(), ctypes.byref(found), version, ctypes.c_uint64(0), None)
+    return Result(code, found.value)

@@ -1,0 +1,110 @@
+"""Kinds of object that are not carried: each is refused by name before anything changes, and only while it lives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from gpususpend.preflight import WAYS_OUT
+from tests.programs.client import Worker
+from tests.programs.tool import Tool
+from tests.sim.conftest import MIB, Pair, Start, running
+
+pytestmark = pytest.mark.usefixtures("own_network")
+
+UNKNOWN_ABI = {"SIMCUDA_LATER_ABI": "cuMemAlloc"}
+
+
+@dataclass
+class Kind:
+    """How a worker comes to own an object of a kind, and how it gives it up (None: it cannot)."""
+
+    make: Callable[[Worker, Worker], Any]
+    drop: Callable[[Worker, Any], Any] | None
+    env: dict[str, str] | None = None
+
+
+def pool(worker: Worker, bare: Worker) -> int:
+    """Export a pool."""
+    del bare
+    one = worker.pool_create(0)
+    worker.close_fd(worker.pool_export(one))
+    return int(one)
+
+
+def event(worker: Worker, bare: Worker) -> int:
+    """Export an event."""
+    del bare
+    one = worker.event_create(6)
+    worker.event_ipc_get(one)
+    return int(one)
+
+
+def foreign(worker: Worker, bare: Worker) -> dict[str, int]:
+    """Import memory of a process without the shim, which then closes everything but the memory itself."""
+    number = bare.mem_export(bare.block(2 * MIB)["handle"])
+    there = bare.hand(number, worker)
+    block = worker.import_block(there, 2 * MIB)
+    worker.close_fd(there)
+    bare.close_fd(number)
+    return dict(block)
+
+
+KINDS = {
+    "multicast": Kind(lambda one, bare: one.multicast_create(2 * MIB, 2), lambda one, made: one.mem_release(made)),
+    "fabric": Kind(lambda one, bare: one.mem_create(2 * MIB, "device", 0, 8), lambda one, made: one.mem_release(made),
+                   {"SIMCUDA_FABRIC": "1"}),
+    "exported-pool": Kind(pool, lambda one, made: one.pool_destroy(made)),
+    "ipc-event": Kind(event, lambda one, made: one.event_destroy(made)),
+    "external-memory": Kind(lambda one, bare: one.external_memory_import(MIB),
+                            lambda one, made: one.external_memory_destroy(made)),
+    "external-semaphore": Kind(lambda one, bare: one.external_semaphore_import(),
+                               lambda one, made: one.external_semaphore_destroy(made)),
+    "managed": Kind(lambda one, bare: one.alloc_managed(MIB), lambda one, made: one.free(made)),
+    "native-ipc": Kind(lambda one, bare: one.ipc_open(bare.ipc_get(bare.alloc(2 * MIB))),
+                       lambda one, made: one.ipc_close(made)),
+    "foreign-import": Kind(foreign, lambda one, made: one.drop_block(made)),
+    "unknown-abi": Kind(lambda one, bare: one.proc_address("cuMemAlloc", 14000), None, UNKNOWN_ABI),
+}
+
+
+def test_every_kind_with_a_way_out_is_here() -> None:
+    """One test for each kind: a kind that is added needs one, too."""
+    assert set(KINDS) == set(WAYS_OUT)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_uncarried_kind_is_refused(start_worker: Start, tool: Tool, name: str) -> None:
+    """With kind, object, pid and the way out, before anything changed; without the object the suspend works."""
+    kind = KINDS[name]
+    pair = Pair(start_worker(0, env=kind.env), start_worker(1))
+    block = pair.first.alloc(3 * MIB)
+    pair.first.fill(block, 3 * MIB, 3)
+    pair.second.expect(pair.second.ipc_open(pair.first.ipc_get(block)), 3 * MIB, [3])
+    bare = start_worker(0, shim=False)
+    made = kind.make(pair.first, bare)
+    answer = tool.suspend(*pair.pids).expect(3)
+    error = answer.json["error"]
+    assert (answer.json["reason"], error["pid"]) == ("uncarried", pair.first.pid), answer
+    assert error["facts"]["kind"] == name and error["facts"]["object"] in error["message"]
+    assert WAYS_OUT[name] in error["message"]
+    pair.check()
+    running(tool)
+    if kind.drop is None:
+        return
+    kind.drop(pair.first, made)
+    bare.kill()
+    tool.suspend(*pair.pids).expect(0)
+    tool.resume(*pair.pids).expect(0)
+    pair.check()
+
+
+def test_known_function_of_a_later_cuda_is_hooked(start_worker: Start, tool: Tool) -> None:
+    """A newer version that is the function we know gets our wrapper, and stands in nobody's way."""
+    worker = start_worker(0, env=UNKNOWN_ABI)
+    assert worker.proc_address("cuMemFree", 14000) == worker.proc_address("cuMemFree", 13000)
+    tool.suspend(worker.pid).expect(0)
+    tool.resume(worker.pid).expect(0)
