@@ -394,6 +394,7 @@ cdef void tables_forget() noexcept nogil:
     memset(lanes, 0, sizeof(lanes))
     memset(devices, 0, sizeof(devices))
     memset(uncarried_counts, 0, sizeof(uncarried_counts))
+    memset(&canary, 0, sizeof(canary))
     process_nonce = 0
 
 

@@ -350,10 +350,28 @@ cdef bint phase_remap(uint64_t deadline, Failure *f) noexcept nogil:
 
 # ---- check ----
 
+cdef Object canary      # memory of our own for the check; stays where it could not be given back, for the next check
+
+
+cdef bint canary_give_back(uint64_t deadline, Failure *f) noexcept nogil:
+    """Give the canary's memory back, from wherever the last check got to."""
+    cdef CUresult rc
+    if canary.real == 0:
+        return True
+    if not lanes_wait(deadline, f):
+        # A copy may still run: to take its memory away would kill the context.
+        return False
+    if not spare_unmap(&canary, f):
+        return False
+    rc = gs_real.cuMemRelease(canary.real)
+    if rc != 0:
+        return fail_cuda(f, b"canary cuMemRelease", rc, NULL, 0)
+    canary.real = 0
+    return True
+
+
 cdef bint canary_device(int device, uint64_t deadline, Failure *f) noexcept nogil:
     """Fill memory of our own on a device, copy it back and compare."""
-    cdef CUmemAllocationProp prop
-    cdef Object canary
     cdef CUmemGenericAllocationHandle real = 0
     cdef CUmemAccessDesc desc
     cdef Device *d = device_info(device)
@@ -361,6 +379,8 @@ cdef bint canary_device(int device, uint64_t deadline, Failure *f) noexcept nogi
     cdef bint good
     if d == NULL or d.granularity == 0:
         return True
+    if not canary_give_back(deadline, f):
+        return False
     memset(&canary, 0, sizeof(canary))
     allocation_props(&canary.props, device, False)
     canary.props.requestedHandleTypes = CU_MEM_HANDLE_TYPE_NONE
@@ -374,12 +394,7 @@ cdef bint canary_device(int device, uint64_t deadline, Failure *f) noexcept nogi
     rc = spare_map(&canary, &desc)
     good = rc == 0 or fail_cuda(f, b"canary cuMemMap", rc, NULL, canary.spare_va)
     good = good and canary_compare(device, canary.spare_va, deadline, f)
-    if not lanes_wait(deadline, f):
-        # A copy may still run: to take its memory away would kill the context.
-        return False
-    good = spare_unmap(&canary, f) and good
-    rc = gs_real.cuMemRelease(canary.real)
-    return good and (rc == 0 or fail_cuda(f, b"canary cuMemRelease", rc, NULL, 0))
+    return canary_give_back(deadline, f) and good
 
 
 cdef uint32_t[CANARY_WORDS] canary_out

@@ -10,7 +10,7 @@ import pytest
 
 from tests.programs.client import Worker
 from tests.programs.setting import Setting
-from tests.sim.shim_control import GRANULE, Group, Refused, ask
+from tests.sim.shim_control import GRANULE, Group, Refused, ask, used_bytes
 
 Start = Callable[..., Worker]
 HARMLESS = {"cuCtxPopCurrent_v2", "cuCtxPushCurrent_v2", "cuMemAddressFree", "cuStreamDestroy_v2", "cuStreamQuery"}
@@ -49,6 +49,7 @@ class Scene:
         self.block, self.seen, self.host = block, seen, host
         self.group = Group([owner, other])
         self.before = owner.snapshot(), other.snapshot()
+        self.used = used_bytes(owner), used_bytes(other)
 
     def run(self, verb: str) -> None:
         """Run one step on both."""
@@ -64,8 +65,9 @@ class Scene:
         return collections.Counter(parts[0] for parts in words if len(parts) == 3 and int(parts[2]) == pid)
 
     def verify(self) -> None:
-        """Everything is as it was, and still shared."""
+        """Everything is as it was, and still shared; nothing that the driver made is forgotten."""
         assert (self.owner.snapshot(), self.other.snapshot()) == self.before
+        assert (used_bytes(self.owner), used_bytes(self.other)) == self.used
         self.owner.write(self.block["address"], [99])
         assert self.other.read(self.seen["address"]) == [99]
         self.owner.fill(self.block["address"], GRANULE, 3)
