@@ -6,6 +6,8 @@ Each loop checks itself: it keeps the count of its rounds, and what it finds wro
 from __future__ import annotations
 
 import ctypes
+import errno
+import mmap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +19,8 @@ from tests.programs import calls, content
 
 Launch = Callable[..., calls.Result]
 BLOCK_WORDS = 4096
+MAP_FIXED_NOREPLACE = 0x100000
+MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 class Loop:
@@ -196,6 +200,34 @@ def host_memory(launch: Launch, address: int, size: int) -> Iterator[None]:
         yield
 
 
+def mapper(launch: Launch, ranges: list[list[int]]) -> Iterator[None]:
+    """Ask the kernel for the very addresses of `ranges` ([address, size] each); it must never have one to give."""
+    del launch
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    fixed = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_FIXED_NOREPLACE
+    while True:
+        for address, size in ranges:
+            for at in range(address, address + size, 1 << 20):
+                got = libc.mmap(at, 4096, mmap.PROT_READ, fixed, -1, 0)
+                if got != MAP_FAILED or ctypes.get_errno() != errno.EEXIST:
+                    raise AssertionError(f"the address {at:#x} of a suspended process was free")
+        yield
+
+
+def reserver(launch: Launch, ranges: list[list[int]]) -> Iterator[None]:
+    """Ask the driver for the very addresses of `ranges`; it must always give others."""
+    del launch
+    while True:
+        for address, size in ranges:
+            got = calls.need(calls.mem_reserve(size, 0, address), "reserve")
+            if got < address + size and address < got + size:
+                raise AssertionError(f"the driver gave the addresses of {address:#x} away")
+            calls.need(calls.mem_address_free(got, size), "free the range")
+        yield
+
+
 def host_functions(launch: Launch) -> Iterator[None]:
     """Let the driver call back into the process between two kernels."""
     stream = calls.need(calls.stream_create(), "stream")
@@ -220,5 +252,6 @@ def host_functions(launch: Launch) -> Iterator[None]:
 
 KINDS: dict[str, Callable[..., Iterator[None]]] = {
     one.__name__: one
-    for one in (launches, graphs, copies, allocations, fed_kernels, lockstep, host_memory, host_functions)
+    for one in (launches, graphs, copies, allocations, fed_kernels, lockstep, host_memory, mapper, reserver,
+                host_functions)
 }

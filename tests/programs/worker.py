@@ -275,6 +275,18 @@ class Worker:
                 time.sleep(60)
         return child
 
+    def fork_with_cuda(self, ordinal: int = 0) -> int:
+        """Fork a child that starts CUDA, owns one allocation and ends with this process; return its pid."""
+        child = os.fork()
+        if child == 0:
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+            self._link.close()
+            self.start(ordinal)
+            need(calls.alloc(4096), "allocate")
+            while True:
+                time.sleep(60)
+        return child
+
     def environment(self, name: str) -> str | None:
         """Return a variable of the environment."""
         return os.environ.get(name)
