@@ -97,7 +97,7 @@ def group(machine: Setting, tmp_path: Path) -> Iterator[Callable[[], subprocess.
 @pytest.mark.machine(driver="sim")
 def test_stop_then_criu_dump_kill_restore_resume(group: Callable[[], subprocess.Popen[bytes]], tool: Tool, criu: str,
                                                  tmp_path: Path) -> None:
-    """The whole way round, and once more from the restored group."""
+    """The whole way round, and once more from the restored group, whose shims answer under their names (pitfall 30)."""
     folder = tmp_path / "group"
     root = group()
     advance(folder)

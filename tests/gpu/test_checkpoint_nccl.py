@@ -33,7 +33,7 @@ def free_port() -> str:
 @pytest.mark.machine(devices=2, driver="real")
 @pytest.mark.timeout(400)
 def test_nccl_default_transport(machine: Setting, group: Group, tmp_path: Path) -> None:
-    """Two torch.distributed ranks, P2P over CUMEM, three cycles in place; every sum is compared with the CPU's."""
+    """FR-5: two torch.distributed ranks, P2P over CUMEM, three cycles in place; every sum is as the CPU's."""
     try:
         import torch  # noqa: F401
     except ImportError:
@@ -60,7 +60,7 @@ def test_nccl_default_transport(machine: Setting, group: Group, tmp_path: Path) 
 
 # Four ranks that spin are more than a small machine without a GPU has processors for.
 @pytest.mark.parametrize("turn", range(8 if where.wanted_driver() == "real" else 2))
-def test_ranks_in_lockstep(start_worker: Callable[..., Worker], group: Group, machine: Setting, turn: int) -> None:
+def test_b16_ranks_in_lockstep(start_worker: Callable[..., Worker], group: Group, machine: Setting, turn: int) -> None:
     """Kernels of every rank wait for the next rank's: the cut has to be consistent, while others copy all the time."""
     del turn
     count = 4 if machine.simulated else 2

@@ -1,4 +1,4 @@
-"""Exported descriptors that the application keeps, their copies, and those it received (B25, pitfall 14)."""
+"""Exported descriptors that the application keeps, their copies, and those it received (B25, pitfall 14, FR-8)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MIB = 1 << 20
 SIZE = 4 * MIB
 
 
-def test_kept_descriptors(start_worker: Callable[..., Worker], group: Group) -> None:
+def test_b25_kept_descriptors(start_worker: Callable[..., Worker], group: Group) -> None:
     """No descriptor of the driver is left after a suspend; afterwards every number works and can be closed."""
     owner, other = start_worker(0), start_worker(0)
     block = owner.block(SIZE)
@@ -72,7 +72,7 @@ def test_number_used_for_something_else(start_worker: Callable[..., Worker], gro
     assert owner.readlink(reused) == before
 
 
-def test_own_import(start_worker: Callable[..., Worker], group: Group) -> None:
+def test_b25_own_import(start_worker: Callable[..., Worker], group: Group) -> None:
     """A process that imports its own export maps the same memory twice afterwards too."""
     owner = start_worker(0)
     block = owner.block(SIZE)

@@ -36,7 +36,7 @@ def test_allocations_of_every_size(start_worker: Callable[..., Worker], group: G
 
 
 def test_shared_blocks(start_worker: Callable[..., Worker], group: Group, share: Share) -> None:
-    """cuMem memory shared by descriptor both ways; both see each other's writes afterwards."""
+    """cuMem memory shared by descriptor both ways; both see each other's writes afterwards (FR-5: two ranks)."""
     first, second = start_worker(0), start_worker(1)
     pairs = [(first, second, *share(first, second, 4 * MIB, 1)), (second, first, *share(second, first, 6 * MIB, 2))]
     for turn in range(3):
@@ -76,7 +76,7 @@ def test_handles_keep_their_values(start_worker: Callable[..., Worker], group: G
     group.cycle(worker)
 
 
-def test_mappings_with_all_kinds_of_access(start_worker: Callable[..., Worker], group: Group) -> None:
+def test_b18_mappings_with_all_kinds_of_access(start_worker: Callable[..., Worker], group: Group) -> None:
     """One access call over two mappings, access taken away, one handle at two addresses (B18)."""
     worker = start_worker(0)
     size = 2 * MIB
@@ -186,7 +186,7 @@ def test_host_memory_in_use_all_the_time(start_worker: Callable[..., Worker], gr
     assert worker.loop_stop(loop)["errors"] == []
 
 
-def test_current_context_stays(start_worker: Callable[..., Worker], group: Group) -> None:
+def test_b05_current_context_stays(start_worker: Callable[..., Worker], group: Group) -> None:
     """The calling threads keep their contexts, and a context of the application's own keeps its memory (B05)."""
     worker = start_worker(0)
     own = worker.ctx_create(0)
@@ -207,7 +207,9 @@ LOOPS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", LOOPS)
 @pytest.mark.parametrize("per_thread", [False, True], ids=["legacy", "per-thread"])
-def test_goes_on_working(start_worker: Callable[..., Worker], group: Group, name: str, per_thread: bool) -> None:
+def test_b16_b17_goes_on_working(
+    start_worker: Callable[..., Worker], group: Group, name: str, per_thread: bool
+) -> None:
     """A thread that never stops asking is held at the gates and goes on where it was (B16, B17)."""
     worker = start_worker(0, per_thread=per_thread)
     loop = worker.loop_start(name.split(" ")[0], **LOOPS[name])

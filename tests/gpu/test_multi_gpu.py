@@ -45,7 +45,7 @@ def two(start_worker: Callable[..., Worker]) -> TwoDevices:
     return TwoDevices(start_worker(None))
 
 
-def test_peer_access_through_cycles(two: TwoDevices, group: Group) -> None:
+def test_b04_peer_access_through_cycles(two: TwoDevices, group: Group) -> None:
     worker = two.worker
     early = [two.remote(4096, 1), two.remote(4 * MIB, 2)]
     worker.peer_enable(two.second)
@@ -80,7 +80,7 @@ def test_access_entries_of_both_devices(two: TwoDevices, group: Group) -> None:
     two.write_from_first(block["address"], 9)
 
 
-def test_every_allocation_returns_to_its_own_device(two: TwoDevices, group: Group) -> None:
+def test_b05_every_allocation_returns_to_its_own_device(two: TwoDevices, group: Group) -> None:
     """B05: saved and loaded in the context of the device it belongs to, whatever is current."""
     worker = two.worker
     worker.fill(worker.alloc(8 * MIB), 8 * MIB, 1)

@@ -59,7 +59,7 @@ def rolled_back(group: Group, ranks: Ranks, answer: Any) -> None:
     ranks.verify()
 
 
-def test_before_release(ranks: Ranks, group: Group) -> None:
+def test_b19_before_release(ranks: Ranks, group: Group) -> None:
     """A kernel that never ends: the ranks cannot be drained, nothing was released."""
     worker = ranks.all[1]
     flag = worker.alloc_host(4096, 2)
@@ -78,7 +78,7 @@ RELEASE_CALLS = ["cuMemcpyDtoHAsync_v2", "cuMemUnmap", "cuMemRelease", "cuMemHos
 @simulated
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("call", RELEASE_CALLS)
-def test_midway_through_release(ranks: Ranks, group: Group, machine: Setting, call: str, rank: int) -> None:
+def test_b19_midway_through_release(ranks: Ranks, group: Group, machine: Setting, call: str, rank: int) -> None:
     """One allocation cannot be saved or released, on one of the ranks."""
     machine.inject(f"{call} 2 999", ranks.pids[rank])
     answer = group.tool.suspend(*ranks.pids)
@@ -92,7 +92,7 @@ def test_midway_through_release(ranks: Ranks, group: Group, machine: Setting, ca
 @simulated
 @pytest.mark.parametrize("step", ["cuCheckpointProcessLock 1 600", "cuCheckpointProcessLock 2 801",
                                   "cuCheckpointProcessCheckpoint 1 304", "cuCheckpointProcessCheckpoint 2 2"])
-def test_after_release(ranks: Ranks, group: Group, machine: Setting, step: str) -> None:
+def test_b13_b19_after_release(ranks: Ranks, group: Group, machine: Setting, step: str) -> None:
     """Everything is released and the driver refuses one process (B13: a lock that fails at once is a failure)."""
     machine.inject(step)
     answer = group.tool.suspend(*ranks.pids)
@@ -101,7 +101,7 @@ def test_after_release(ranks: Ranks, group: Group, machine: Setting, step: str) 
 
 
 @simulated
-def test_import_without_its_exporter(start_worker: Callable[..., Worker], group: Group, share: Share) -> None:
+def test_b22_import_without_its_exporter(start_worker: Callable[..., Worker], group: Group, share: Share) -> None:
     """The exporter freed what two others still map, and left: a normal cycle keeps the memory shared (B22)."""
     owner, first, second = start_worker(0), start_worker(0), start_worker(1)
     block = owner.block(4 * MIB)
@@ -124,7 +124,7 @@ def test_import_without_its_exporter(start_worker: Callable[..., Worker], group:
 
 
 @simulated
-def test_rollback_with_an_orphan(start_worker: Callable[..., Worker], group: Group, machine: Setting,
+def test_b22_rollback_with_an_orphan(start_worker: Callable[..., Worker], group: Group, machine: Setting,
                                  share: Share) -> None:
     """The same, and the suspend fails after the release (B22)."""
     owner, other = start_worker(0), start_worker(1)
@@ -143,8 +143,12 @@ LOAD_CALLS = ["cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemcpyHtoDAsync_v2
 
 @simulated
 @pytest.mark.parametrize("call", LOAD_CALLS)
-def test_resume_is_repeated(ranks: Ranks, group: Group, machine: Setting, call: str) -> None:
-    """The way back fails once on one rank; the second resume succeeds (B14)."""
+def test_b14_resume_is_repeated(ranks: Ranks, group: Group, machine: Setting, call: str) -> None:
+    """The way back fails once on one rank; the second resume succeeds (B14).
+
+    An address that cannot be had again (cuMemMap) is such a failure: nothing else is ever taken in its place, the gates
+    stay closed (pitfall 22).
+    """
     group.suspend(*ranks.all)
     machine.inject(f"{call} 1 2", ranks.pids[0])
     answer = group.tool.resume(*ranks.pids)

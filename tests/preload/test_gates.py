@@ -385,6 +385,7 @@ def test_graph_nodes_show_the_applications_function(check: Callable[[str], None]
 
 
 def test_a_forked_child_starts_empty(check: Callable[[str], None]) -> None:
+    """Pitfall 10, FR-48: no thread, no lock held, no state, open gates."""
     check("""
         function = HOST(lambda argument: None)
         cuda.cuLaunchHostFunc(stream, function, None)

@@ -1,4 +1,4 @@
-"""Preloaded into programs that never touch CUDA, nothing may differ: pitfalls 26, 27, FR-33."""
+"""Preloaded into programs that never touch CUDA, nothing may differ: pitfalls 26, 27, FR-33, FR-40, FR-41."""
 
 from __future__ import annotations
 

@@ -55,6 +55,7 @@ def shim_without_optimisation(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_library(shim_path: Path) -> None:
+    """Pitfall 28, FR-41: no symbol newer than glibc 2.34, nothing needed but libc, no constructor."""
     check_library(shim_path)
 
 

@@ -1,4 +1,8 @@
-"""Bad input: one clear line each, exit 2 or 3 before anything changed, the workload untouched."""
+"""Bad input: one clear line each, exit 2 or 3 before anything changed, the workload untouched (FR-13).
+
+With test_statedir, test_control and the B numbers of the other files this keeps every finding of FR-80 as a test: who
+may speak to a socket and whom the tool believes (B01, B02), the state directory (B15), locks that fail (B13).
+"""
 
 from __future__ import annotations
 
@@ -231,7 +235,7 @@ def test_B15_state_directory_that_is_none(tool: Tool, tmp_path: Path, kind: str)
 
 
 def test_no_driver(tool: Tool, tmp_path: Path) -> None:
-    """On a machine without NVIDIA's driver, with a process that seems to use it."""
+    """FR-13: on a machine without NVIDIA's driver, with a process that seems to use it."""
     if os.path.exists("/dev/nvidiactl"):
         pytest.skip("this machine has the driver")
     node = tmp_path / "nvidia0"
@@ -284,7 +288,7 @@ def test_process_that_is_gone_meanwhile(start_worker: Start, tool: Tool) -> None
 
 
 def test_driver_too_old(start_worker: Start, tool: Tool, machine: Setting) -> None:
-    """The version is in the message. (The simulated driver is never too old, so the check itself is asked.)"""
+    """FR-13: the version is in the message. (The simulated driver is never too old, so the check itself is asked.)"""
     from gpususpend import errors, preflight
 
     for version in ("565.77", "550.54.15", "", "unknown"):

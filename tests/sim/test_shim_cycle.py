@@ -63,7 +63,7 @@ def test_two_processes_share_by_descriptor(start_worker: Start) -> None:
             owner.fill(block["address"], 2 * GRANULE, 1)
 
 
-def test_descriptors_stay_what_they_were(start_worker: Start) -> None:
+def test_b25_descriptors_stay_what_they_were(start_worker: Start) -> None:
     """B25: exported descriptors, copies and kept imports are replaced and come back on their numbers."""
     owner, other = start_worker(), start_worker()
     block = owner.block(GRANULE)

@@ -85,26 +85,34 @@ def test_identity_without_kcmp_and_dupfd_query(start_worker: Start) -> None:
     assert found[exported[1]] == found[copy] and len(set(found.values())) == 3
 
 
-def test_rollback_before_seal_keeps_exported_memory(start_worker: Start) -> None:
-    """Released and rolled back: the descriptors that were never replaced stand for the same memory still."""
+def test_b21_rollback_before_seal_keeps_exported_memory(start_worker: Start) -> None:
+    """B21: released and rolled back: descriptors that were never replaced stand for the same memory, wherever they are.
+
+    One of them is on its way to somebody at the time, where nobody can replace it.
+    """
     owner, other = start_worker(), start_worker()
     block = owner.block(GRANULE)
     owner.fill(block["address"], GRANULE, 1)
     exported = owner.mem_export(block["handle"])
+    travelling = owner.give_fd(exported)
     view = other.import_block(owner.hand(exported, other), GRANULE)
     with Group([owner, other]) as group:
         group.arenas()
         group.quiesce()
         ask(owner.pid, "release")  # the other one has not released: its mapping is of the old incarnation
+        assert "nvidia" in owner.readlink(exported)
         group.all("load")
         group.all("remap")
         group.unseal()
         group.all("check")
         group.all("open")
     late = other.import_block(owner.hand(exported, other), GRANULE)
+    other.send("take", fd=travelling)
+    os.close(travelling)
+    arrived = other.import_block(other.receive("take")[0].value, GRANULE)
     owner.check()
     owner.write(block["address"], [4])
-    assert other.read(view["address"]) == other.read(late["address"]) == [4]
+    assert [other.read(one["address"]) for one in (view, late, arrived)] == [[4]] * 3
 
 
 def test_an_import_that_stayed_sees_the_new_incarnation(start_worker: Start) -> None:

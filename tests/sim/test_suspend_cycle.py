@@ -11,7 +11,7 @@ MIB = 1 << 20
 
 
 def test_two_processes_that_share_memory(start_worker: Callable[..., Worker], tool: Tool) -> None:
-    """By IPC, across devices, with content that is checked before and after."""
+    """By IPC, across devices, with content that is checked before and after (FR-5: two ranks as a case of its own)."""
     owner, other = start_worker(0), start_worker(1)
     block = owner.alloc(4 * MIB)
     owner.fill(block, 4 * MIB, 5)

@@ -115,6 +115,7 @@ def test_writing_replaces_a_link_and_not_its_target(tmp_path: Path) -> None:
 
 
 def test_order_and_writing_of_a_map_are_free(tmp_path: Path) -> None:
+    """Pitfall 23: a pair is two UUIDs, whatever the ordinals and the order of lines."""
     path = tmp_path / "map"
     path.write_text(f"# a comment\n\n{B.upper()}\t{C}   # another\n{A} {B}\n")
     assert gpus.read_map(path) == [(B, C), (A, B)]

@@ -69,6 +69,7 @@ def test_committed_page_is_what_the_script_makes() -> None:
 
 
 def test_page_shows_commit_driver_command_median_and_every_sample(generate: ModuleType) -> None:
+    """Pitfall 54: no number without what it was measured with."""
     write(generate, "one", record())
     page = generate.page()
     for part in ("## one", "`0123456789ab`", "driver 580.1", "`python -m gpususpend.demo`", "GPU X", "at most 3 MiB"):
@@ -85,6 +86,7 @@ def test_simulated_run_shows_no_times(generate: ModuleType) -> None:
 
 @pytest.mark.parametrize("change", [{"schema": "other/1"}, {"commit": None}])
 def test_record_without_schema_or_commit_is_refused(generate: ModuleType, change: dict[str, Any]) -> None:
+    """Pitfall 54."""
     write(generate, "bad", record(**change))
     with pytest.raises(generate.BadRecord, match=r"bad\.json"):
         generate.page()

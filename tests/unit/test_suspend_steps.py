@@ -97,7 +97,7 @@ def test_B14_every_step_up_fails_once_and_is_repeated(tmp_path: Path, call: str,
 
 
 def test_B23_rollback_that_fails_is_told(tmp_path: Path) -> None:
-    """Suspend fails, then the way back fails: still suspended, with both reasons and the count."""
+    """Pitfall 51: Suspend fails, then the way back fails: still suspended, with both reasons and the count."""
     with scene(tmp_path) as one:
         one.world.fail |= {"driver:checkpoint": 1, f"remap {one.pids[1]}": 1}
         with one.session() as session, pytest.raises(errors.StillSuspended) as caught:
