@@ -322,6 +322,9 @@ cdef public CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp 
         o = object_pin(handle)
         if o != NULL:
             rc = gs_real.cuMemGetAllocationPropertiesFromHandle(prop, o.real)
+            if rc == 0 and o.origin == ORIGIN_ADOPTED:
+                # Made by us to be exported; to the application it is the import that it was.
+                prop.requestedHandleTypes = o.props.requestedHandleTypes
             object_unpin(o)
     else:
         rc = gs_real.cuMemGetAllocationPropertiesFromHandle(prop, handle)

@@ -92,10 +92,14 @@ cdef bint object_drop(Object *o, Failure *f) noexcept nogil:
 cdef bint object_create(Object *o, Failure *f) noexcept nogil:
     """Make a dropped object of ours again: another incarnation, without content."""
     cdef CUmemGenericAllocationHandle real = 0
+    cdef CUmemAllocationProp props = o.props
     cdef CUresult rc
     if o.real != 0:
         return True
-    rc = gs_real.cuMemCreate(&real, o.size, &o.props, o.flags)
+    if o.origin == ORIGIN_ADOPTED:
+        # What was imported says that it cannot be exported; ours has to be.
+        props.requestedHandleTypes |= CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    rc = gs_real.cuMemCreate(&real, o.size, &props, o.flags)
     if rc != 0:
         return fail_cuda(f, b"cuMemCreate", rc, o, 0)
     o.epoch += 1

@@ -417,7 +417,6 @@ cdef void verb_elect(Request *q, Reply *r) noexcept nogil:
             continue
         if adopt and found == 0:
             o.origin = ORIGIN_ADOPTED
-            o.props.requestedHandleTypes |= CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
         o.exporter = pid
         o.owner = OWNER_KNOWN
         found += 1
