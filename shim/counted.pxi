@@ -10,7 +10,7 @@ cdef CUresult create_multicast(CUmemGenericAllocationHandle *handle, const CUmul
         return CUDA_ERROR_OUT_OF_MEMORY
     rc = gs_real.cuMulticastCreate(&real, prop)
     if rc != 0:
-        object_forget(o)
+        object_unpin(o)
         return rc
     o.real = real
     o.size = prop.size

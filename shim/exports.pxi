@@ -155,7 +155,7 @@ cdef Object *object_pin_fd(int fd, FdRef **found) noexcept nogil:
         ref = <FdRef *>table_next(&fdrefs, sizeof(FdRef), &cursor)
         if ref == NULL:
             break
-        if same_file(ref.fd, fd):
+        if ref.object.dying == 0 and same_file(ref.fd, fd):
             o = ref.object
             o.pins += 1
             if found != NULL:

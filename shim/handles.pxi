@@ -26,7 +26,7 @@ cdef CUresult create_object(Object **out, size_t size, const CUmemAllocationProp
         return CUDA_ERROR_OUT_OF_MEMORY
     rc = gs_real.cuMemCreate(&real, size, prop, flags)
     if rc != 0:
-        object_forget(o)
+        object_unpin(o)
         return rc
     o.size = size
     o.flags = flags
@@ -75,6 +75,7 @@ cdef CUresult release_reference(uint64_t handle) noexcept nogil:
     gs_lock(&tables_mutex)
     o.refs -= 1
     last = o.refs == 0 and o.maps == 0 and o.pins == 1
+    o.dying = last
     if not last:
         o.pins -= 1
     gs_unlock(&tables_mutex)
@@ -88,6 +89,7 @@ cdef CUresult release_reference(uint64_t handle) noexcept nogil:
     gs_lock(&tables_mutex)
     o.refs += 1
     o.pins -= 1
+    o.dying = 0
     gs_unlock(&tables_mutex)
     return rc
 

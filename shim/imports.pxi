@@ -70,7 +70,7 @@ cdef CUresult import_object(Object **out, int fd) noexcept nogil:
     o.key_nonce = 0
     rc = gs_real.cuMemImportFromShareableHandle(&real, <void *><uintptr_t>fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
     if rc != 0:
-        object_forget(o)
+        object_unpin(o)
         return rc
     o.real = real
     rc = gs_real.cuMemGetAllocationPropertiesFromHandle(&o.props, real)
@@ -106,7 +106,7 @@ cdef CUresult import_foreign(Object **out, void *os_handle, int type) noexcept n
         return CUDA_ERROR_OUT_OF_MEMORY
     rc = gs_real.cuMemImportFromShareableHandle(&real, os_handle, type)
     if rc != 0:
-        object_forget(o)
+        object_unpin(o)
         return rc
     o.real = real
     o.cls = CLASS_OTHER
@@ -141,6 +141,11 @@ cdef public CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle
 cdef bint is_shared_import(Object *o) noexcept nogil:
     """Say whether an object is memory of somebody that must be had again from there."""
     return o.origin == ORIGIN_IMPORTED and o.cls != CLASS_OTHER
+
+
+cdef bint is_import_in_use(Object *o) noexcept nogil:
+    """Say whether the application has it already: nobody need know yet whose it is while the import is under way."""
+    return is_shared_import(o) and (o.refs != 0 or o.maps != 0)
 
 
 cdef void retry_unknown(Object *o) noexcept nogil:
@@ -199,7 +204,10 @@ cdef Object *next_object_pinned(uint32_t *cursor) noexcept nogil:
     """Return the next object in use, pinned, or NULL."""
     cdef Object *o
     gs_lock(&tables_mutex)
-    o = <Object *>table_next(&objects, sizeof(Object), cursor)
+    while True:
+        o = <Object *>table_next(&objects, sizeof(Object), cursor)
+        if o == NULL or o.dying == 0:
+            break
     if o != NULL:
         o.pins += 1
     gs_unlock(&tables_mutex)

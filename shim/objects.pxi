@@ -39,6 +39,7 @@ ctypedef struct Object:
     uint8_t owner           # of imports: OWNER_...
     uint8_t internal        # backs cuMemAlloc or cuIpcOpenMemHandle
     uint8_t kind            # CARRIED, or what it is counted as
+    uint8_t dying           # its last user gives it back to the driver: nobody may pin it any more
     uint8_t content_lost    # the content is in the arena or the memfd and not in the memory
     uint8_t shared          # the memfd is complete
     int memfd               # holds the bytes of sealed host-class memory, else -1
@@ -140,7 +141,7 @@ cdef Object *object_by_id(uint64_t id) noexcept nogil:
     if slot >= objects.used:
         return NULL
     o = <Object *>table_at(&objects, sizeof(Object), <uint32_t>slot)
-    return o if o.link == TABLE_USED and o.id == id else NULL
+    return o if o.link == TABLE_USED and o.id == id and o.dying == 0 else NULL
 
 
 cdef Object *object_pin(uint64_t handle) noexcept nogil:
@@ -177,7 +178,7 @@ cdef Object *object_pin_key(uint64_t nonce, uint64_t id) noexcept nogil:
     if o == NULL or not is_owned(o) or o.key_id != id:
         while True:
             o = <Object *>table_next(&objects, sizeof(Object), &cursor)
-            if o == NULL or (is_owned(o) and o.key_nonce == nonce and o.key_id == id):
+            if o == NULL or (is_owned(o) and o.dying == 0 and o.key_nonce == nonce and o.key_id == id):
                 break
     if o != NULL:
         o.pins += 1
@@ -200,7 +201,7 @@ cdef CUresult object_unpin(Object *o) noexcept nogil:
         gs_unlock(&tables_mutex)
         return 0
     real = o.real
-    o.pins = 1
+    o.dying = 1
     gs_unlock(&tables_mutex)
     if real != 0:
         rc = gs_real.cuMemRelease(real)

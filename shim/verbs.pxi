@@ -263,7 +263,7 @@ cdef void verb_plan(Reply *r) noexcept nogil:
         o = next_object(&cursor)
         if o == NULL:
             break
-        if is_shared_import(o) and o.owner == OWNER_UNKNOWN:
+        if is_import_in_use(o) and o.owner == OWNER_UNKNOWN:
             unresolved += 1
         if is_saved_here(o):
             device_bytes += o.size
@@ -332,7 +332,7 @@ cdef void verb_imports(Reply *r, uint64_t first) noexcept nogil:
         o = next_object(&cursor)
         if o == NULL:
             break
-        if is_shared_import(o) and reply_row(r, first):
+        if is_import_in_use(o) and reply_row(r, first):
             out_key(&r.groups, b"key", o.key_nonce, o.key_id)
             out_number(&r.groups, b"pid", <uint64_t>o.exporter)
             out_word(&r.groups, b"state", owner_word(o))

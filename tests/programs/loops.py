@@ -250,8 +250,21 @@ def host_functions(launch: Launch) -> Iterator[None]:
         yield
 
 
+def imports(launch: Launch) -> Iterator[None]:
+    """Import memory of this process's own again and again, ask about each fresh handle, and give it up."""
+    del launch
+    handle = calls.need(calls.mem_create(2 << 20), "create")
+    fd = calls.need(calls.mem_export(handle), "export")
+    while True:
+        for _ in range(50):
+            fresh = calls.need(calls.mem_import(fd), "import")
+            calls.need(calls.mem_properties(fresh), "properties of a fresh handle")
+            calls.need(calls.mem_release(fresh), "release")
+        yield
+
+
 KINDS: dict[str, Callable[..., Iterator[None]]] = {
     one.__name__: one
-    for one in (launches, graphs, copies, allocations, fed_kernels, lockstep, host_memory, mapper, reserver,
+    for one in (imports, launches, graphs, copies, allocations, fed_kernels, lockstep, host_memory, mapper, reserver,
                 host_functions)
 }
