@@ -37,7 +37,8 @@ class FakeShim:
         self._listener.bind(f"\0{name or f'nvsnap-gpushare.{self.pid}'}")
         self._listener.listen(16)
         self._connections: list[socket.socket] = []
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._acceptor = threading.Thread(target=self._accept, daemon=True)
+        self._acceptor.start()
 
     def _accept(self) -> None:
         while True:
@@ -82,6 +83,8 @@ class FakeShim:
         """Stop listening and hang up."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
+        # A thread inside accept keeps the name bound, and the next one here wants it.
+        self._acceptor.join(10)
         self._listener.close()
         for connection in self._connections:
             with contextlib.suppress(OSError):
