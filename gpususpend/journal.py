@@ -120,7 +120,7 @@ def decode(content: bytes) -> Record:
         data["calls"] = [_build(PendingCall, item) for item in data["calls"]]
         data["stage"] = Stage(data["stage"])
         return _build(Record, data)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"damaged record: {error!r}") from None
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,6 +27,21 @@ if TYPE_CHECKING:
     from gpususpend.gpus import Gpus
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class _Seconds(click.FloatRange):
+    """A time limit: a finite number above zero."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the seconds, or refuse the argument."""
+        seconds = float(super().convert(value, param, ctx))
+        if not math.isfinite(seconds):
+            self.fail(f"{value} is no time limit", param, ctx)
+        return seconds
+
+
+SECONDS = _Seconds(min=0, min_open=True)
+
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
 state_dir_option = click.option(
@@ -47,7 +63,7 @@ quiet_option = click.option("--quiet", "-q", is_flag=True, help="Show no progres
 timeout_option = click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=SECONDS,
     default=LIMITS.timeout_s,
     show_default=True,
     metavar="SECONDS",
@@ -56,7 +72,7 @@ timeout_option = click.option(
 copy_timeout_option = click.option(
     "--copy-timeout",
     "copy_timeout_s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=SECONDS,
     default=LIMITS.copy_timeout_s,
     show_default=True,
     metavar="SECONDS",
@@ -65,7 +81,7 @@ copy_timeout_option = click.option(
 checkpoint_timeout_option = click.option(
     "--checkpoint-timeout",
     "checkpoint_timeout_s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=SECONDS,
     default=LIMITS.checkpoint_timeout_s,
     show_default=True,
     metavar="SECONDS",

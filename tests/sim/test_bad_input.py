@@ -312,3 +312,9 @@ def test_socket_is_there(start_worker: Start) -> None:
         link.connect(f"\0nvsnap-gpushare.{worker.pid}")
         link.send(b"1 hello")
         assert link.recv(1000).startswith(b"ok 1")
+
+
+@pytest.mark.parametrize("seconds", ["inf", "nan", "0", "-1", "soon"])
+def test_a_time_limit_is_a_number_above_zero(tool: Tool, seconds: str) -> None:
+    """Refused as an argument, before anybody is looked for."""
+    tool.run("suspend", "--driver", "sim", "--timeout", seconds, 1, json_out=False).expect(2)
