@@ -8,7 +8,7 @@
 #   contexts     contexts and devices
 #   handles, exports, imports, allocations, peers, ipc, hostmem, attributes, counted    the hooks
 #   staging      copies to and from the arena
-#   phases, seal, drain      what a suspend and a resume do
+#   phases, seal, received, drain      what a suspend and a resume do
 #   control, verbs           the socket and its verbs
 
 cdef enum:
@@ -33,6 +33,7 @@ include "counted.pxi"
 include "staging.pxi"
 include "phases.pxi"
 include "seal.pxi"
+include "received.pxi"
 include "drain.pxi"
 include "control.pxi"
 include "verbs.pxi"

@@ -140,7 +140,7 @@ cdef public CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle
 
 cdef bint is_shared_import(Object *o) noexcept nogil:
     """Say whether an object is memory of somebody that must be had again from there."""
-    return o.origin == ORIGIN_IMPORTED and o.cls != CLASS_OTHER
+    return o.origin == ORIGIN_IMPORTED and o.cls != CLASS_OTHER and o.cls != CLASS_UNUSED
 
 
 cdef bint is_import_in_use(Object *o) noexcept nogil:
@@ -220,9 +220,11 @@ ctypedef struct Fetched:
     uint64_t size
 
 
-cdef CUresult fetch_export(int pid, uint64_t nonce, uint64_t id, Fetched *f, uint64_t deadline) noexcept nogil:
+cdef CUresult fetch_export(int pid, uint64_t nonce, uint64_t id, bint remember, Fetched *f,
+                           uint64_t deadline) noexcept nogil:
     """Get a fresh descriptor of an object from its owner; waits while the owner has not re-created it.
 
+    With `remember` the owner knows the descriptor when somebody asks whose it is.
     NOT_FOUND when nobody has it, TIMEOUT at the deadline; else what the driver said here or there.
     """
     cdef char[REPLY_BYTES] reply
@@ -232,10 +234,12 @@ cdef CUresult fetch_export(int pid, uint64_t nonce, uint64_t id, Fetched *f, uin
     out_begin(&text, request, sizeof(request))
     out_text(&text, b"1 export")
     out_key(&text, b"key", nonce, id)
+    if remember:
+        out_number(&text, b"remember", 1)
     while True:
         f.fd = -1
         if pid == getpid():
-            rc = export_by_key(nonce, id, f)
+            rc = export_by_key(nonce, id, remember, f)
         else:
             rc = fetch_from_peer(pid, request, reply, f, deadline)
         if rc != CUDA_ERROR_NOT_READY:
@@ -262,7 +266,7 @@ cdef CUresult fetch_from_peer(int pid, const char *request, char *reply, Fetched
     return <CUresult>wire_number(reply, b"cuda", CUDA_ERROR_UNKNOWN)
 
 
-cdef CUresult export_by_key(uint64_t nonce, uint64_t id, Fetched *f) noexcept nogil:
+cdef CUresult export_by_key(uint64_t nonce, uint64_t id, bint remember, Fetched *f) noexcept nogil:
     """Export what is owned here: NOT_FOUND if it is gone, NOT_READY while it is not there."""
     cdef Object *o = object_pin_key(nonce, id)
     cdef CUresult rc = CUDA_ERROR_NOT_READY
@@ -272,5 +276,7 @@ cdef CUresult export_by_key(uint64_t nonce, uint64_t id, Fetched *f) noexcept no
     f.size = o.size
     if o.real != 0 and not (o.cls == CLASS_HOST and o.content_lost):
         rc = export_fd(o, &f.fd)
+    if rc == 0 and remember:
+        fdref_new(o, f.fd, True)
     object_unpin(o)
     return rc

@@ -84,7 +84,7 @@ cdef bint reopen(const IpcHandle *h, CUcontext ctx, CUdeviceptr *out, CUresult *
 cdef CUresult import_key(Object **out, int pid, uint64_t nonce, uint64_t id, uint64_t deadline) noexcept nogil:
     """Import memory of another process by its key; `*out` is pinned."""
     cdef Fetched f
-    cdef CUresult rc = fetch_export(pid, nonce, id, &f, deadline)
+    cdef CUresult rc = fetch_export(pid, nonce, id, False, &f, deadline)
     if rc != 0:
         return rc
     rc = import_object(out, f.fd)

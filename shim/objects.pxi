@@ -11,6 +11,7 @@ cdef enum:
     CLASS_DEVICE = 1
     CLASS_HOST = 2          # HOST, HOST_NUMA and HOST_NUMA_CURRENT: CPU threads use it without asking
     CLASS_OTHER = 3         # a kind that is not carried (multicast, fabric)
+    CLASS_UNUSED = 4        # of somebody else and not imported: only descriptors of it are here (received.pxi)
     OWNER_KNOWN = 1
     OWNER_UNKNOWN = 2       # the exporter has not answered yet
     OWNER_GONE = 3          # the exporter has freed it or has exited
@@ -75,7 +76,7 @@ ctypedef struct FdRef:
     uint32_t link
     int fd
     int number              # the number that the application got or gave
-    uint8_t received        # came from a peer
+    uint8_t received        # came from a peer, or was made for one
     uint32_t epoch          # the incarnation that it stands for
     Object *object
 

@@ -228,12 +228,13 @@ cdef bint phase_release(uint64_t deadline, uint64_t *saved, uint64_t *freed, uin
                         Failure *f) noexcept nogil:
     """Save owned memory, then drop imports, host registrations and owned memory, in this order."""
     cdef uint64_t begin
-    global phase, disturbed
+    global phase, disturbed, fds_lost
     if phase != PHASE_QUIESCED and phase != PHASE_RELEASING and phase != PHASE_RELEASED:
         return fail(f, b"phase", b"release", b"release needs a quiesced process")
-    if not all_have_owners(f) or not list_pieces(f):
+    if not all_have_owners(f) or not list_pieces(f) or not received_find(f):
         return False
     phase = PHASE_RELEASING
+    fds_lost = 0
     disturbed = 1
     begin = now_ns()
     if not pieces_copy(True, deadline, saved, f):
@@ -282,7 +283,7 @@ cdef bint import_again(Object *o, uint64_t deadline, Failure *f) noexcept nogil:
     cdef CUresult rc
     if o.real != 0:
         return True
-    rc = fetch_export(o.exporter, o.key_nonce, o.key_id, &got, deadline)
+    rc = fetch_export(o.exporter, o.key_nonce, o.key_id, False, &got, deadline)
     if rc == CUDA_ERROR_NOT_FOUND:
         f.object = o.id
         return fail(f, b"gone", b"import", b"the process that owned this memory no longer has it")
@@ -488,7 +489,7 @@ cdef bint everything_live(Failure *f) noexcept nogil:
         o = next_object(&cursor)
         if o == NULL:
             break
-        if not is_whole(o):
+        if o.cls != CLASS_UNUSED and not is_whole(o):
             f.object = o.id
             return fail(f, b"phase", b"open", b"an object is not live")
     cursor = 0
@@ -509,6 +510,7 @@ cdef bint phase_open(Failure *f) noexcept nogil:
     global phase, disturbed
     if not everything_live(f):
         return False
+    received_forget()
     pieces_clear()
     disturbed = 0
     phase = PHASE_RUNNING

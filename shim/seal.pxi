@@ -149,6 +149,8 @@ cdef bint seal_fds(bint stale_only, Failure *f) noexcept nogil:
     cdef Object *o
     cdef bint done = True
     cdef int number
+    if not stale_only and not received_find(f):
+        return False
     if fdrefs.live == 0:
         return True
     if not placeholder_open(f):
@@ -170,21 +172,24 @@ cdef bint seal_fds(bint stale_only, Failure *f) noexcept nogil:
 
 
 cdef bint unseal_fd(SealedFd *s, uint64_t deadline, Failure *f) noexcept nogil:
-    """Put a fresh export where the placeholder still is."""
+    """Put a fresh export where the placeholder still is, and leave it where memory that is not used here is gone."""
+    global fds_lost
     cdef Fetched got
     cdef CUresult rc
     cdef Object *o = s.object
     if not same_file(placeholder - 1, s.number):
         return True
-    rc = fetch_export(owner_pid(o), o.key_nonce, o.key_id, &got, deadline)
+    rc = fetch_export(owner_pid(o), o.key_nonce, o.key_id, not is_owned(o), &got, deadline)
+    if rc == CUDA_ERROR_NOT_FOUND and o.cls == CLASS_UNUSED:
+        fds_lost += 1
+        return True
     if rc != 0:
         return fail_cuda(f, b"export", rc, o, 0)
-    fcntl(got.fd, F_SETOWN, getpid())
     if dup3(got.fd, s.number, O_CLOEXEC if s.close_on_exec else 0) < 0:
         f.error = errno
         close(got.fd)
         return fail(f, b"fd", b"dup3", b"a descriptor cannot be put back")
-    if not fdref_new(o, s.number, s.received):
+    if o.cls != CLASS_UNUSED and not fdref_new(o, s.number, s.received):
         gs_log(b"a descriptor that was put back has no identity")
     close(got.fd)
     return True
@@ -195,6 +200,7 @@ cdef bint unseal_fds(uint64_t deadline, uint64_t *count, Failure *f) noexcept no
     cdef uint32_t cursor = 0
     cdef SealedFd *s
     global placeholder
+    received_refresh()
     if not seal_fds(True, f):
         return False
     fdrefs_drop(NULL, True)

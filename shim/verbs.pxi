@@ -210,7 +210,7 @@ cdef void verb_status(Reply *r) noexcept nogil:
         o = next_object(&cursor)
         if o == NULL:
             break
-        imports += 0 if is_owned(o) else 1
+        imports += 0 if is_owned(o) or o.cls == CLASS_UNUSED else 1
         carried += o.size if is_owned(o) and o.kind == KIND_CARRIED else 0
     exports = count_exports()
     if gs_load(&lease) == LEASE_HELD:
@@ -227,6 +227,7 @@ cdef void verb_status(Reply *r) noexcept nogil:
     out_number(&r.text, b"objects", objects.live)
     out_number(&r.text, b"imports", imports)
     out_number(&r.text, b"exports", exports)
+    out_number(&r.text, b"lost_fds", fds_lost)
     out_number(&r.text, b"mappings", mappings.live)
     out_number(&r.text, b"allocations", allocations.live)
     out_number(&r.text, b"host_registrations", registrations.live)
@@ -455,7 +456,7 @@ cdef void verb_peer(Request *q, Reply *r) noexcept nogil:
     elif q.verb == V_OWNER:
         verb_owner(nonce, id, r)
     elif q.verb == V_EXPORT:
-        verb_export(nonce, id, r)
+        verb_export(nonce, id, wire_number(q.text, b"remember", 0) != 0, r)
     else:
         verb_share(nonce, id, r)
 
@@ -488,10 +489,10 @@ cdef void verb_owner(uint64_t nonce, uint64_t id, Reply *r) noexcept nogil:
     object_unpin(o)
 
 
-cdef void verb_export(uint64_t nonce, uint64_t id, Reply *r) noexcept nogil:
+cdef void verb_export(uint64_t nonce, uint64_t id, bint remember, Reply *r) noexcept nogil:
     """Export an object for a peer."""
     cdef Fetched f
-    cdef CUresult rc = export_by_key(nonce, id, &f)
+    cdef CUresult rc = export_by_key(nonce, id, remember, &f)
     if rc == 0:
         r.fd = f.fd
         out_number(&r.text, b"epoch", f.epoch)

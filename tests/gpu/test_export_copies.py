@@ -42,7 +42,6 @@ def test_b25_kept_descriptors(start_worker: Callable[..., Worker], group: Group)
     other.check()
 
 
-@pytest.mark.xfail(reason="a received descriptor is known by its import only; suspend rolls back", strict=True)
 @pytest.mark.parametrize("imported_before", [False, True])
 def test_received_without_an_import(start_worker: Callable[..., Worker], group: Group, imported_before: bool) -> None:
     """A process keeps a descriptor that it never imported, or of which it dropped the import long ago."""

@@ -1,0 +1,66 @@
+# Descriptors that stand for memory of others and that this process makes no use of: received and never imported, or
+# imported once and no more.  They keep the memory, and the driver's file open, so a suspend has to replace them, too.
+#
+# No hook has seen them, or what it knew has gone with the import.  They are told by the exporter's tag and looked for
+# at release, while all exporters know their descriptors (until seal), and at seal for those that came since.  What is
+# found is an object of class UNUSED: it has no memory of its own, no phase makes it again, and it is forgotten before
+# the gates open, so that nothing of ours keeps the memory once the application closes the descriptor.
+
+cdef uint32_t fds_lost      # descriptors for which the last unseal got no memory
+
+
+cdef void received_note(int number) noexcept nogil:
+    """Make a record of a descriptor that carries a tag and that nothing here knows, if the process in it knows it."""
+    cdef Object *o
+    if fcntl(number, F_GETOWN) <= 0:
+        return
+    o = object_pin_fd(number, NULL)
+    if o != NULL:
+        object_unpin(o)
+        return
+    o = object_new(ORIGIN_IMPORTED)
+    if o == NULL:
+        return
+    o.cls = CLASS_UNUSED
+    o.owner = OWNER_UNKNOWN
+    o.key_nonce = 0
+    if not resolve_import(o, number) or not fdref_new(o, number, True):
+        object_unpin(o)
+
+
+cdef bint received_find(Failure *f) noexcept nogil:
+    """Look for such descriptors."""
+    cdef FdWalk walk
+    cdef int number
+    if not walk_begin(&walk):
+        f.error = errno
+        return fail(f, b"fd", b"/proc/self/fd", b"the descriptors of this process cannot be listed")
+    while True:
+        number = walk_next(&walk)
+        if number < 0:
+            return True
+        received_note(number)
+
+
+cdef void received_refresh() noexcept nogil:
+    """Ask which incarnation the owners have now; what was never replaced may stand for an earlier one."""
+    cdef uint32_t cursor = 0, epoch = 0
+    cdef Object *o
+    while True:
+        o = next_object(&cursor)
+        if o == NULL:
+            return
+        if o.cls == CLASS_UNUSED and ask_owner(o, &epoch) == 1:
+            o.epoch = epoch
+
+
+cdef void received_forget() noexcept nogil:
+    """Forget all of them."""
+    cdef uint32_t cursor = 0
+    cdef Object *o
+    while True:
+        o = next_object(&cursor)
+        if o == NULL:
+            return
+        if o.cls == CLASS_UNUSED:
+            object_unpin(o)
