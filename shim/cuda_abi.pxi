@@ -67,6 +67,28 @@ cdef extern from "cuda_abi.h" nogil:
         void *win32HandleMetaData
         gs_alloc_flags allocFlags
 
+    ctypedef int CUmemorytype
+
+    ctypedef struct CUDA_MEMCPY2D:
+        CUmemorytype srcMemoryType
+        CUdeviceptr srcDevice
+        CUmemorytype dstMemoryType
+        CUdeviceptr dstDevice
+
+    ctypedef struct CUDA_MEMCPY3D:
+        CUmemorytype srcMemoryType
+        CUdeviceptr srcDevice
+        CUmemorytype dstMemoryType
+        CUdeviceptr dstDevice
+
+    ctypedef struct CUDA_MEMCPY3D_PEER:
+        CUmemorytype srcMemoryType
+        CUdeviceptr srcDevice
+        CUcontext srcContext
+        CUmemorytype dstMemoryType
+        CUdeviceptr dstDevice
+        CUcontext dstContext
+
     ctypedef struct CUmulticastObjectProp:
         unsigned int numDevices
         size_t size
@@ -148,6 +170,7 @@ cdef extern from "cuda_abi.h" nogil:
     enum:
         CU_MEMORYTYPE_HOST
         CU_MEMORYTYPE_DEVICE
+        CU_MEMORYTYPE_UNIFIED
         CU_MEM_ALLOCATION_TYPE_PINNED
         CU_MEM_ALLOCATION_TYPE_MANAGED
         CU_MEM_HANDLE_TYPE_NONE

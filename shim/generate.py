@@ -144,11 +144,20 @@ def _wrapper(hook: Hook, gated: bool) -> str:
 def _second_try(hook: Hook) -> list[str]:
     """Return what a copy or memset does when refused: native memory is reached from every device (peers.pxi)."""
     addresses = re.findall(r"\bCUdeviceptr (\w+)", hook.params)
-    if hook.kind is not Kind.GATED or not hook.symbol.startswith(("cuMemcpy", "cuMemset")) or not addresses:
+    contexts = re.findall(r"\bCUcontext (\w+)", hook.params)
+    described = re.search(r"\bconst CUDA_MEMCPY(2D|3D|3D_PEER) \*(\w+)", hook.params)
+    if hook.kind is not Kind.GATED or not hook.symbol.startswith(("cuMemcpy", "cuMemset")):
         return []
-    first, second = (*addresses, "0")[:2]
+    if described is not None:
+        reach = f"peers_reach_{described[1].lower()}({described[2]})"
+    elif addresses:
+        first, second = (*addresses, "0")[:2]
+        one, other = contexts or ("NULL", "NULL")
+        reach = f"peers_reach({first}, {one}, {second}, {other})"
+    else:
+        return []
     return [
-        f"    if rc == CUDA_ERROR_INVALID_VALUE and peers_reach({first}, {second}):",
+        f"    if rc == CUDA_ERROR_INVALID_VALUE and {reach}:",
         f"        rc = gs_real.{hook.symbol}({', '.join(hook.arguments)})",
     ]
 
@@ -209,6 +218,12 @@ def documentation() -> str:
         "*since* and *until* are the versions between which cuGetProcAddress means this symbol by that name;",
         "*stream* is the default stream that it means. *gate* is what holds the call during a suspend. A *generated*",
         "hook only waits at its gate; one *by hand* also keeps track of what the call makes.",
+        "",
+        "Native memory is copied and set from the context of any device, with or without peer access. So where the driver",
+        "refuses a copy or memset (`CUDA_ERROR_INVALID_VALUE`) and an end lies in an allocation of cuMemAlloc that the",
+        "device cannot reach, the hook gives it access and tries once more. The device is that of the context that the",
+        "call names for this end, else of the current one; the ends are arguments, or `srcDevice` and `dstDevice` of the",
+        "description where their type is `DEVICE` or `UNIFIED`. Not so for batches and for the forms of CUDA 2.",
         "",
         "| symbol | name | since | until | stream | gate | hook |",
         "|---|---|---|---|---|---|---|",

@@ -201,18 +201,53 @@ cdef bint reach(uint64_t va, int device) noexcept nogil:
     return set_access(span.va, span.size, &desc, 1) == 0
 
 
-cdef bint peers_reach(uint64_t first, uint64_t second) noexcept nogil:
+cdef bint reach_from(uint64_t va, CUcontext ctx) noexcept nogil:
+    """Give the device of a context (NULL: of the current one) access to the allocation at an address."""
+    cdef Context *c
+    cdef int device = -1
+    if va == 0:
+        return False
+    if ctx == NULL:
+        return current_context(&ctx, &device) == 0 and reach(va, device)
+    gs_lock(&tables_mutex)
+    c = context_find(ctx)
+    if c != NULL:
+        device = c.device
+    gs_unlock(&tables_mutex)
+    return c != NULL and reach(va, device)
+
+
+cdef bint peers_reach(uint64_t first, CUcontext from_first, uint64_t second, CUcontext from_second) noexcept nogil:
     """After a refused copy or memset: say whether another try is worth it, since access was given meanwhile.
 
-    Native memory is copied and set from the context of any device, whether peer access is on or not.
+    Native memory is copied and set from the context of any device, whether peer access is on or not.  Address 0 stands
+    for an end that is none; a context is NULL where the call names none.
     """
-    cdef CUcontext ctx = NULL
-    cdef int device = 0
-    cdef bint given
-    if current_context(&ctx, &device) != 0:
-        return False
-    given = reach(first, device)
-    return reach(second, device) or given
+    cdef bint given = reach_from(first, from_first)
+    return reach_from(second, from_second) or given
+
+
+cdef uint64_t copy_end(CUmemorytype type, CUdeviceptr address) noexcept nogil:
+    """Return the device address of one end of a described copy, 0 if it is host memory or an array."""
+    return address if type == CU_MEMORYTYPE_DEVICE or type == CU_MEMORYTYPE_UNIFIED else 0
+
+
+cdef bint peers_reach_2d(const CUDA_MEMCPY2D *p) noexcept nogil:
+    """The same for a copy of rows."""
+    return p != NULL and peers_reach(copy_end(p.srcMemoryType, p.srcDevice), NULL,
+                                     copy_end(p.dstMemoryType, p.dstDevice), NULL)
+
+
+cdef bint peers_reach_3d(const CUDA_MEMCPY3D *p) noexcept nogil:
+    """The same for a copy of slices."""
+    return p != NULL and peers_reach(copy_end(p.srcMemoryType, p.srcDevice), NULL,
+                                     copy_end(p.dstMemoryType, p.dstDevice), NULL)
+
+
+cdef bint peers_reach_3d_peer(const CUDA_MEMCPY3D_PEER *p) noexcept nogil:
+    """The same for a copy of slices between contexts."""
+    return p != NULL and peers_reach(copy_end(p.srcMemoryType, p.srcDevice), p.srcContext,
+                                     copy_end(p.dstMemoryType, p.dstDevice), p.dstContext)
 
 
 cdef public CUresult cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Flags) noexcept nogil:
