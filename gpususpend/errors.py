@@ -366,6 +366,14 @@ class RankDied(StepFailed):
     template = "pid {pid} ({comm}) died during {step}"
 
 
+class MemoryGone(StepFailed):
+    """A process needs memory whose owner is gone: nothing can bring it back."""
+
+    code = "memory-gone"
+    next_action = "cold-start"
+    template = "{step}: pid {pid} ({comm}) cannot run again: it needs {bytes} bytes that pid {owners} took along"
+
+
 class DeadlinePassed(StepFailed):
     """A step did not finish in time."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpususpend import errors, phases
-from gpususpend.control import Reply
+from gpususpend.control import Reply, number
 from gpususpend.deadline import Deadline
 from gpususpend.driver import DriverState, GpuPairs
 from gpususpend.group import Rank
@@ -35,53 +35,89 @@ def resume(session: Session, gpu_pairs: GpuPairs = ()) -> None:
     StateUnknown if a driver call does not return.
     """
     session.note(stage=Stage.RESUMING, error="")
-    dead = [errors.RankDied(step="suspended", pid=member.pid, comm=member.comm) for member in session.gone]
+    lost: list[errors.StepFailed] = [
+        errors.RankDied(step="suspended", pid=member.pid, comm=member.comm) for member in session.gone
+    ]
     try:
-        dead += bring_back_survivors(session, gpu_pairs)
+        lost += bring_back_survivors(session, gpu_pairs)
     except errors.Refused:
         session.note(stage=Stage.SUSPENDED)
         raise
     except errors.GpushareError as cause:
         session.note(error=str(cause))
         raise outcome(session, cause) from cause
-    if dead:
-        raise died(session, dead)
+    if lost:
+        raise some_lost(session, lost)
 
 
-def died(session: Session, dead: list[errors.RankDied]) -> errors.Lost:
-    """Return the outcome where processes died and the others run again."""
-    lost = sorted({pid for death in dead for pid in _pids(death)})
+def some_lost(session: Session, losses: Sequence[errors.StepFailed]) -> errors.Lost:
+    """Return the outcome where processes died, or need memory that went with them, and the others run again."""
+    lost = sorted({pid for loss in losses for pid in _pids(loss)})
+    told = [str(loss) for loss in losses[1:] if isinstance(loss, errors.MemoryGone)]
+    if session.group.members:
+        told.append(f"The other {len(session.group.members)} run again")
     return errors.Lost(
-        cause=dead[0], lost=lost, count_lost=len(lost), count=len(session.group.members) + len(lost),
-        detail=f"The other {len(session.group.members)} run again",
+        cause=losses[0], lost=lost, count_lost=len(lost), count=len(session.group.members) + len(lost),
+        detail=". ".join(told),
+        bereft={member.pid: member.comm for member in session.bereft},
     )  # fmt: skip
 
 
-def _pids(death: errors.RankDied) -> list[int]:
+def _pids(death: errors.StepFailed) -> list[int]:
     pids = death.facts.get("pids", [death.facts["pid"]])
     assert isinstance(pids, list)
     return pids
 
 
-def bring_back_survivors(session: Session, gpu_pairs: GpuPairs = ()) -> list[errors.RankDied]:
-    """Bring back the group; where a process dies meanwhile, the others.  Return the deaths."""
-    dead: list[errors.RankDied] = []
-    while True:
+def bring_back_survivors(session: Session, gpu_pairs: GpuPairs = ()) -> list[errors.StepFailed]:
+    """Bring back the group; where a process dies meanwhile, or cannot run without one that did, the others.
+
+    Return the losses.  The record goes once everything that can run runs; those that cannot stay in it.
+    """
+    lost: list[errors.StepFailed] = []
+    while session.group.members:
         try:
             bring_back(session, gpu_pairs)
-            return dead
+            break
         except errors.RankDied as death:
-            dead.append(death)
+            lost.append(death)
             session.bury(_pids(death))
-            if not session.group.members:
-                return dead
+        except errors.ShimError as failure:
+            rank = needy(session, failure)
+            lost.append(memory_gone(session, rank, failure))
+            session.leave(rank.member)
+    if session.bereft:
+        session.note(members=session.bereft, error=str(lost[-1]))
+    elif session.group.members:
+        session.context.journal.remove(session.record)
+    return lost
+
+
+def needy(session: Session, failure: errors.ShimError) -> Rank:
+    """Return the rank that did not get memory from its owner; raise the failure again if it is another one."""
+    for rank in session.group.ranks:
+        if rank.pid == failure.facts["pid"] and failure.facts.get("word") == "gone":
+            return rank
+    raise failure
+
+
+def memory_gone(session: Session, rank: Rank, failure: errors.ShimError) -> errors.MemoryGone:
+    """Return what a rank misses for good: no living member is the owner.  Raise the failure again if there is one."""
+    alive = {member.inner_pid for member in [*session.group.members, *session.bereft]}
+    rows = rank.listing("imports", Deadline(session.limits.request_s))
+    gone = [row for row in rows if row.get("state") == "orphan" and number(row, "pid") not in alive]
+    if not gone:
+        raise failure
+    known = {member.inner_pid: member.pid for member in [*session.record.members, *session.gone]}
+    owners = sorted({known.get(number(row, "pid"), number(row, "pid")) for row in gone})
+    return errors.MemoryGone(
+        step=failure.facts["step"], pid=rank.pid, comm=rank.member.comm, owners=owners,
+        bytes=sum(number(row, "bytes") for row in gone),
+    )  # fmt: skip
 
 
 def bring_back(session: Session, gpu_pairs: GpuPairs = ()) -> None:
-    """Bring every member to running, from wherever it stands.
-
-    The record is removed once everything runs.  Raises StepFailed; what was done stays done.
-    """
+    """Bring every member to running, from wherever it stands.  Raises StepFailed; what was done stays done."""
     limits = session.limits
     states = session.states() if session.driver_used else {}
     down = [pid for pid, state in states.items() if state == DriverState.CHECKPOINTED]
@@ -94,7 +130,6 @@ def bring_back(session: Session, gpu_pairs: GpuPairs = ()) -> None:
     session.driver_step("unlock", locked, limits.driver_quick_s, lambda driver, until: driver.unlock(locked, until))
     reload(session)
     verify(session)
-    session.context.journal.remove(session.record)
 
 
 def reload(session: Session) -> None:
@@ -154,6 +189,8 @@ def verify(session: Session) -> None:
     for pid, reply in session.quick("status").items():
         if reply.text("phase") != "running":
             raise errors.StepFailed(step="verify", pid=pid, detail=f"its shim is in phase {reply.text('phase')}")
+        if lost := reply.number("lost_fds"):
+            session.context.warn(f"pid {pid}: {lost} descriptor(s) of memory that is gone lead to /dev/null now")
 
 
 def give_up_arenas(session: Session, quiet: Sequence[Rank]) -> None:
@@ -192,8 +229,8 @@ def outcome(session: Session, cause: errors.GpushareError) -> errors.GpushareErr
     """Return what a failure on the way back means for the group."""
     if isinstance(cause, CallsPending):
         return unknown(session, cause)
-    stuck = not_running(session)
-    lost = [pid for pid, state in stuck.items() if state in ("dead", DriverState.FAILED.name)]
+    stuck = not_running(session) | {member.pid: "misses memory" for member in session.bereft}
+    lost = [pid for pid, state in stuck.items() if state in ("dead", "misses memory", DriverState.FAILED.name)]
     if lost:
         return errors.Lost(
             cause=cause, lost=lost, count_lost=len(lost), count=len(session.record.members), states=stuck,

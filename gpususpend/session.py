@@ -87,6 +87,7 @@ class Session:
         self.times: list[PhaseTime] = []
         self.usage: dict[str, tuple[int, int]] = {}  # bytes used on each GPU before and after the suspend
         self.gone: list[Member] = []  # of the record, ended before this command began
+        self.bereft: list[Member] = []  # alive, but what they need cannot be brought back
         self.interruptible = False
         self.changed = False
         self.driver_used = False
@@ -187,6 +188,11 @@ class Session:
     def bury(self, pids: Sequence[int]) -> None:
         """Go on without members that have died.  They stay in the record, so that their loss can be reported."""
         self.group = self.group.without(pids)
+
+    def leave(self, member: Member) -> None:
+        """Go on without a member that cannot be brought back; it stays as it is."""
+        self.bereft.append(member)
+        self.bury([member.pid])
 
     # Bookkeeping
 

@@ -16,7 +16,7 @@ from gpususpend.gpus import GpuUsage
 from gpususpend.group import Rank
 from gpususpend.journal import Kind, Stage
 from gpususpend.preflight import read_plan
-from gpususpend.resume import bring_back_survivors, died, in_a_stop, not_running, outcome, reload, unknown
+from gpususpend.resume import bring_back_survivors, in_a_stop, not_running, outcome, reload, some_lost, unknown
 from gpususpend.session import CallsPending, Session
 from gpususpend.tools import state_name
 
@@ -236,18 +236,18 @@ def roll_back(session: Session, cause: errors.GpushareError) -> errors.GpushareE
         return cause
     session.context.progress.say(f"rolling back: {cause}")
     session.note(stage=Stage.ROLLING_BACK, error=str(cause))
-    dead = [cause] if isinstance(cause, errors.RankDied) else []
+    lost: list[errors.StepFailed] = [cause] if isinstance(cause, errors.RankDied) else []
     try:
         if isinstance(cause, CallsPending):
             release_pending(session, cause)
-        if dead:
+        if lost:
             session.bury([process.pid for process in session.watch.dead()])
-        dead += bring_back_survivors(session)
+        lost += bring_back_survivors(session)
     except errors.GpushareError as problem:
         session.note(error=f"{cause}; then {problem}")
         if isinstance(problem, CallsPending):
             return unknown(session, problem)
-        if dead:
+        if lost:
             stuck = not_running(session)
             return errors.Lost(
                 cause=cause, lost=sorted(stuck), count_lost=len(stuck), count=len(session.record.members),
@@ -256,8 +256,8 @@ def roll_back(session: Session, cause: errors.GpushareError) -> errors.GpushareE
         problem.facts["first"] = str(cause)
         session.context.warn(f"suspend had failed: {cause}")
         return outcome(session, problem)
-    if dead:
-        return died(session, dead)
+    if lost:
+        return some_lost(session, lost)
     kind = errors.Interrupted if isinstance(cause, errors.Interrupt) else errors.RolledBack
     return kind(cause=cause, count=len(session.group.members), count_not_running=0)
 

@@ -182,7 +182,6 @@ def test_lost_rank(start_worker: Callable[..., Worker], group: Group) -> None:
     first.check()
 
 
-@pytest.mark.xfail(reason="resume says 8, repeat, though nothing can bring the memory back", strict=True)
 def test_lost_exporter(ranks: Ranks, group: Group) -> None:
     """A rank that dies suspended takes the memory with it that others map: that is lost, and no retry helps."""
     group.suspend(*ranks.all)
