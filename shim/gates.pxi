@@ -7,6 +7,7 @@
 #   gate_open_all()              opens both and wakes everybody
 #   gate_admit(n)                lets n more launches through the closed launch gate
 #   gate_is_closed(cls)  gate_in_flight(cls)  gate_waiting(cls)  gate_admitted()   admitted: launches since it closed
+#   gate_expects_launch()        an admission is not used yet
 #
 # Calls of one thread nest (a hook may call another hook): only the outermost waits and is counted.
 # Who passes a closed gate: threads with gs_self.bypass (ours, and those of the driver while they run a host function:
@@ -163,6 +164,11 @@ cdef uint32_t gate_in_flight(int cls) noexcept nogil:
 cdef uint32_t gate_waiting(int cls) noexcept nogil:
     """Return how many threads wait at a gate."""
     return gs_load(&gates.waiting[cls])
+
+
+cdef bint gate_expects_launch() noexcept nogil:
+    """Tell whether an admission is still to be used: somebody was woken for it and is not inside yet."""
+    return gs_load(&gates.credits) != 0
 
 
 cdef uint32_t gate_admitted() noexcept nogil:
