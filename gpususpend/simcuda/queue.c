@@ -10,7 +10,8 @@
 
 struct op {
     struct op *next;
-    uint64_t seq;
+    uint64_t seq;    /* its place in its stream */
+    uint64_t number; /* its place among the operations of all streams */
     struct work work;
     size_t wait_count;
     struct point waits[];
@@ -21,6 +22,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t progress = PTHREAD_COND_INITIALIZER;
 static CUstream all;
 static _Atomic uint64_t next_id = 1;
+static uint64_t submissions; /* operations of all streams so far */
 
 struct pending { /* what the next operation of a stream must wait for, from cuStreamWaitEvent */
     struct pending *next;
@@ -173,6 +175,7 @@ void stream_enqueue(CUstream stream, const struct work *work, struct point *out)
     struct op *op = new_op(stream, work);
     if (op) {
         op->seq = atomic_load(&stream->submitted) + 1;
+        op->number = ++submissions;
         atomic_store(&stream->submitted, op->seq);
         if (stream->tail)
             stream->tail->next = op;
@@ -228,16 +231,18 @@ CUresult stream_wait(CUstream stream) {
     return result;
 }
 
-static bool context_busy(CUcontext context) {
+static bool context_busy(CUcontext context, uint64_t number) {
     for (CUstream stream = all; stream; stream = stream->next_all)
-        if (stream->context == context && is_busy(stream))
+        if (stream->context == context && stream->head && stream->head->number <= number)
             return true;
     return false;
 }
 
+/* Wait for what was submitted before: other threads may go on submitting for ever. */
 CUresult context_wait(CUcontext context) {
     pthread_mutex_lock(&lock);
-    while (context_busy(context))
+    const uint64_t before = submissions;
+    while (context_busy(context, before))
         pthread_cond_wait(&progress, &lock);
     pthread_mutex_unlock(&lock);
     return atomic_load(&context->error);

@@ -140,6 +140,29 @@ assert read(flags, 4) == [3, 0, 0, 256]
 """)
 
 
+def test_waiting_for_a_context_ends_beside_work_that_is_given_to_it_all_the_time(machine: Setting) -> None:
+    """Only what was submitted before the call counts; the stream never falls idle here."""
+    check(machine, """
+flag = ck(cu.cuMemAlloc(4096))
+ck(cu.cuMemsetD32(flag, 0, 1024))
+s, t = ck(cu.cuStreamCreate(1)), ck(cu.cuStreamCreate(1))
+ck(cu.cuStreamWaitValue32(s, flag, 1, 0))
+def wait():
+    ck(cu.cuCtxSetCurrent(contexts[1]))
+    ck(cu.cuCtxSynchronize())
+waiter = threading.Thread(target=wait, daemon=True)
+waiter.start()
+time.sleep(0.2)
+assert waiter.is_alive()
+ck(cu.cuStreamWaitValue32(s, flag, 2, 0))
+ck(cu.cuStreamWriteValue32(t, flag, 1, 0))
+waiter.join(10)
+assert not waiter.is_alive(), "it waits for what came later"
+ck(cu.cuStreamWriteValue32(t, flag, 2, 0))
+ck(cu.cuCtxSynchronize())
+""")
+
+
 def test_threads_own_default_streams(machine: Setting) -> None:
     check(machine, """
 flag = ck(cu.cuMemAlloc(4096))
