@@ -14,7 +14,6 @@ import fcntl
 import mmap
 import os
 import re
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -26,7 +25,7 @@ from gpususpend import cgroup, errors
 
 HUGE_BYTES = 2 << 20
 _PIECE_BYTES = 64 << 20
-_PATIENCE_S = 3.0
+_PLACES = 16
 _MOST_THREADS = 8
 
 _MADV_HUGEPAGE, _MADV_POPULATE_WRITE, _MADV_COLLAPSE = 14, 23, 25
@@ -36,7 +35,7 @@ _FSOPEN, _FSCONFIG, _FSMOUNT = 430, 431, 432  # the same numbers on every archit
 _FSOPEN_CLOEXEC = _FSMOUNT_CLOEXEC = 1
 _FSCONFIG_SET_STRING, _FSCONFIG_CMD_CREATE = 1, 6
 _MOUNT_ATTRIBUTES = 0x2 | 0x4 | 0x8  # nosuid, nodev, noexec
-_MAP_NORESERVE, _MAP_FIXED = 0x4000, 0x10
+_MAP_NORESERVE, _MAP_FIXED_NOREPLACE = 0x4000, 0x100000
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -109,7 +108,7 @@ def _filled(arena: Arena, threads: int, check: Callable[[int], None], progress: 
                 if arena.kind is not Kind.HUGETLB:
                     check(arena.bytes - offset)
                 piece = min(_PIECE_BYTES, arena.bytes - offset)
-                _populate_patiently(arena.fd, address, offset, piece, arena.kind)
+                _populate(arena.fd, address, offset, piece, arena.kind)
                 return piece
 
             try:
@@ -190,21 +189,6 @@ def _gives_huge_pages(fd: int, size: int, kind: Kind) -> bool:
     return False
 
 
-def _populate_patiently(fd: int, address: int, offset: int, size: int, kind: Kind) -> None:
-    """Populate plain pages although the kernel says for a moment that it has none.
-
-    Seen on a virtual machine whose memory grows as it is used: there is room, but it comes late.
-    """
-    until = time.monotonic() + (_PATIENCE_S if kind is Kind.PLAIN else 0)
-    while True:
-        try:
-            return _populate(fd, address, offset, size, kind)
-        except OSError as error:
-            if error.errno != errno.ENOMEM or time.monotonic() >= until:
-                raise
-            time.sleep(0.05)
-
-
 def _populate(fd: int, address: int, offset: int, size: int, kind: Kind) -> None:
     if kind is Kind.THP:
         _madvise(address + offset, size, _MADV_HUGEPAGE)
@@ -223,14 +207,29 @@ def _populate(fd: int, address: int, offset: int, size: int, kind: Kind) -> None
 @contextmanager
 def _mapped(fd: int, size: int) -> Iterator[int]:
     """Map the file at a multiple of a huge page: elsewhere the kernel maps no huge pages."""
-    reserved = size + HUGE_BYTES
-    base = _mmap(None, reserved, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE, -1)
+    address = _map_aligned(fd, size)
     try:
-        address = -(-base // HUGE_BYTES) * HUGE_BYTES
-        _mmap(address, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED, fd)
         yield address
     finally:
-        _libc.munmap(base, reserved)
+        _libc.munmap(address, size)
+
+
+def _map_aligned(fd: int, size: int) -> int:
+    """Map the file where the kernel has just shown that there is room.
+
+    Never with MAP_FIXED over a reservation: a mapping that is refused (no huge pages in the pool) leaves a hole there,
+    another thread's stack may come to lie in the hole, and whoever unmaps the reservation takes it away.
+    """
+    for _ in range(_PLACES):
+        room = size + HUGE_BYTES
+        base = _mmap(None, room, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE, -1)
+        _libc.munmap(base, room)
+        address = -(-base // HUGE_BYTES) * HUGE_BYTES
+        try:
+            return _mmap(address, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED_NOREPLACE, fd)
+        except FileExistsError:
+            continue  # another thread was faster
+    return _mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd)
 
 
 def _mmap(address: int | None, size: int, protection: int, flags: int, fd: int) -> int:

@@ -6,6 +6,8 @@ import errno
 import fcntl
 import mmap
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from gpususpend import arena, cgroup, errors
 from gpususpend.arena import HUGE_BYTES, Kind
 
 MIB = 1 << 20
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def allocated(fd: int) -> int:
@@ -95,6 +98,26 @@ def test_old_kernels_fill_by_allocating(monkeypatch: pytest.MonkeyPatch) -> None
         assert allocated(made.fd) == made.bytes == 4 * MIB
     finally:
         os.close(made.fd)
+
+
+SIDE_BY_SIDE = """
+import os
+from concurrent.futures import ThreadPoolExecutor
+from gpususpend import arena
+
+def one(number):
+    os.close(arena.prepare(8 << 20, check=lambda left: None).fd)
+
+for _ in range(50):
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(one, range(8)))
+"""
+
+
+def test_arenas_made_side_by_side_leave_the_memory_of_others_alone() -> None:
+    """Kinds that are refused leave no hole that another thread's stack could fall into; it would be unmapped."""
+    done = subprocess.run([sys.executable, "-c", SIDE_BY_SIDE], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_kernel_that_has_no_memory_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
