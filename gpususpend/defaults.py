@@ -35,6 +35,8 @@ class Limits:
     nodes_gone_s: float = 2.0  # until the driver has closed its descriptors after the checkpoint
     poll_s: float = 0.005  # between two looks at a drain
     stall_s: float = 0.05  # a drain without progress for this long lets launches through
+    longest_stall_s: float = 1.0  # which grows up to this, for kernels that take long
+    one_by_one_s: float = 1.0  # a stall that lasts longer lets one launch of every rank through at a time
     progress_s: float = 2.0  # between two progress lines where stderr is not a terminal
 
 

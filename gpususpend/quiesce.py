@@ -4,11 +4,14 @@ Owns the drain over all ranks between the launch gate and the memory gate, and t
 through meanwhile.  Must not know what happens to memory.
 
 A rank may spin in a collective that another rank has not launched yet when the gates close.  It can never drain by
-itself; the others, drained and with launches waiting, are let through one launch at a time until everybody has drained.
+itself; the others, drained and with launches waiting, are let through one launch at a time until everybody has drained
+(docs/decisions/cut.md).
 """
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +19,8 @@ from gpususpend import errors
 from gpususpend.deadline import Deadline
 from gpususpend.defaults import LIMITS
 from gpususpend.group import Rank
+
+GROWTH = 1.1
 
 
 @dataclass(frozen=True)
@@ -44,24 +49,102 @@ def look(rank: Rank, deadline: Deadline) -> Drain:
     )
 
 
-def choose(drains: Sequence[Drain]) -> list[int]:
-    """Return the indexes of the ranks that one launch shall be let through on; none while all are drained.
+class Cut:
+    """The search for a moment at which every rank has drained.
 
-    Drained ranks come first: their next launch is what somebody else may wait for.  If none of these has a launch
-    waiting, a rank that is itself still busy may need its own next launch (two streams that wait for each other).
+    A launch too many makes its rank the next one that waits for somebody: so launches are let through one at a time,
+    on the rank that has got the stuck ones going before, and none before everything stands still.  Ranks that are many
+    launches behind cost no stall each, since the one that is let through has drained again at once.
     """
-    if all(drain.drained for drain in drains):
-        return []
-    drained = [index for index, drain in enumerate(drains) if drain.drained and drain.waiting]
-    return drained or [index for index, drain in enumerate(drains) if not drain.drained and drain.waiting]
+
+    def __init__(
+        self, ranks: Sequence[Rank], deadline: Deadline, check: Callable[[], None], dice: random.Random | None = None
+    ) -> None:
+        self._ranks = ranks
+        self._deadline = deadline
+        self._check = check
+        self._dice = dice or random.Random()
+        self._helped: Counter[tuple[int, int]] = Counter()  # (stuck, helper): how often that ended a stall
+        self._used: Counter[int] = Counter()  # launches let through by rank in the present stall
+        self._stall_s = LIMITS.stall_s
+        self.admitted = 0
+
+    def find(self) -> int:
+        """Wait until every rank has drained; return the number of launches that were let through."""
+        while busy(drains := self._settle()):
+            self._end_stall(drains)
+            # Kernels that take longer than this are taken for stuck ones: wait longer each time.
+            self._stall_s = min(GROWTH * self._stall_s, LIMITS.longest_stall_s)
+        return self.admitted
+
+    def _look(self) -> list[Drain]:
+        self._check()
+        drains = [look(rank, self._deadline) for rank in self._ranks]
+        if busy(drains) and self._deadline.passed():
+            raise _late(self._ranks, drains, self._deadline)
+        return drains
+
+    def _settle(self) -> list[Drain]:
+        """Look until all have drained or nothing changes any more."""
+        before = self._look()
+        quiet = self._deadline.within(self._stall_s)
+        while busy(before) and not quiet.passed():
+            self._deadline.sleep(LIMITS.poll_s)
+            drains = self._look()
+            if drains != before:
+                before, quiet = drains, self._deadline.within(self._stall_s)
+        return before
+
+    def _end_stall(self, drains: Sequence[Drain]) -> None:
+        """Let launches through until one of those that do not drain by themselves has drained."""
+        stuck = busy(drains)
+        wide = self._deadline.within(LIMITS.one_by_one_s)
+        self._used.clear()
+        while stuck and stuck <= busy(drains):
+            ready = helpers(drains)
+            if not ready:  # they run, or are stuck as well: only now may a busy rank need its own next launch
+                drains = self._settle()
+                if helpers(drains) or not stuck <= busy(drains):
+                    continue
+                ready = [index for index, drain in enumerate(drains) if drain.waiting]
+            chosen = ready if wide.passed() or not ready else [self._best(ready, stuck)]
+            self._admit(chosen)
+            drains = self._watch(chosen, stuck)
+            self._helped.update((other, index) for other in stuck - busy(drains) for index in chosen)
+
+    def _admit(self, chosen: Sequence[int]) -> None:
+        for index in chosen:
+            self._ranks[index].ask("admit", self._deadline.within(LIMITS.request_s), n=1)
+        self.admitted += len(chosen)
+        self._used.update(chosen)
+
+    def _best(self, ready: Sequence[int], stuck: set[int]) -> int:
+        """Return the rank to let through: who helped these before, and not one rank all the time."""
+
+        def promise(index: int) -> float:
+            return sum(self._helped[other, index] for other in stuck) - self._used[index] / 4 + self._dice.random() / 8
+
+        return max(ready, key=promise)
+
+    def _watch(self, chosen: Sequence[int], stuck: set[int]) -> list[Drain]:
+        """Look until somebody stuck has drained, all of the chosen have, or the chosen are stuck as well."""
+        patience = self._deadline.within(self._stall_s)
+        while True:
+            self._deadline.sleep(LIMITS.poll_s)
+            drains = self._look()
+            running = busy(drains)
+            if patience.passed() or not stuck <= running or (chosen and not running & set(chosen)):
+                return drains
 
 
-def lags(drains: Sequence[Drain]) -> bool:
-    """Tell whether somebody has drained with a launch waiting while somebody else has not drained.
+def busy(drains: Sequence[Drain]) -> set[int]:
+    """Return the indexes of the ranks that have not drained."""
+    return {index for index, drain in enumerate(drains) if not drain.drained}
 
-    Once the first stall is over, this is reason enough: ranks may be many launches apart, and each would cost a stall.
-    """
-    return any(drain.drained and drain.waiting for drain in drains) and not all(drain.drained for drain in drains)
+
+def helpers(drains: Sequence[Drain]) -> list[int]:
+    """Return the indexes of the ranks that have drained and have a launch waiting: somebody may wait for just that."""
+    return [index for index, drain in enumerate(drains) if drain.drained and drain.waiting]
 
 
 def drain_all(ranks: Sequence[Rank], deadline: Deadline, check: Callable[[], None]) -> int:
@@ -70,24 +153,7 @@ def drain_all(ranks: Sequence[Rank], deadline: Deadline, check: Callable[[], Non
     The launch gates are closed.  `check` is called between two looks and may raise.  Raises DeadlinePassed, which
     names the first rank that is not drained.
     """
-    admitted = 0
-    before: list[Drain] = []
-    patience = quiet = deadline.within(LIMITS.stall_s)
-    while True:
-        check()
-        drains = [look(rank, deadline) for rank in ranks]
-        if all(drain.drained for drain in drains):
-            return admitted
-        if deadline.passed():
-            raise _late(ranks, drains, deadline)
-        if drains != before:
-            before, quiet = drains, deadline.within(LIMITS.stall_s)
-        if quiet.passed() or (patience.passed() and lags(drains)):
-            for index in choose(drains):
-                ranks[index].ask("admit", deadline.within(LIMITS.request_s), n=1)
-                admitted += 1
-            before = []
-        deadline.sleep(LIMITS.poll_s)
+    return Cut(ranks, deadline, check).find()
 
 
 def _late(ranks: Sequence[Rank], drains: Sequence[Drain], deadline: Deadline) -> errors.DeadlinePassed:

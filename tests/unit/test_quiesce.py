@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
 
 import pytest
@@ -9,7 +10,9 @@ import pytest
 from gpususpend import errors, quiesce
 from gpususpend.control import Reply
 from gpususpend.deadline import Deadline
-from gpususpend.quiesce import Drain
+from gpususpend.defaults import LIMITS
+from gpususpend.quiesce import Cut, Drain
+from tests.unit import ranks_model
 
 
 def drain(drained: bool, waiting: int = 0) -> Drain:
@@ -17,19 +20,10 @@ def drain(drained: bool, waiting: int = 0) -> Drain:
     return Drain(drained, waiting, 0, 0)
 
 
-def test_nobody_is_let_through_once_all_have_drained() -> None:
-    """Launches that wait then wait for the resume."""
-    assert quiesce.choose([drain(True, 3), drain(True)]) == []
-
-
-def test_drained_ranks_go_first() -> None:
-    """The one that cannot drain is not let through while another has something to say."""
-    assert quiesce.choose([drain(True, 1), drain(False, 5), drain(True, 2), drain(True)]) == [0, 2]
-
-
-def test_a_busy_rank_gets_its_own_next_launch_if_nobody_else_has_one() -> None:
-    """Two streams of one rank may wait for each other."""
-    assert quiesce.choose([drain(True), drain(False, 5), drain(False)]) == [1]
+def test_only_drained_ranks_with_a_launch_waiting_help() -> None:
+    """A launch of a rank that cannot drain only adds to what has to end."""
+    drains = [drain(True, 1), drain(False, 5), drain(True, 2), drain(True)]
+    assert quiesce.helpers(drains) == [0, 2] and quiesce.busy(drains) == {1}
 
 
 @dataclass
@@ -80,6 +74,29 @@ def test_many_launches_behind_cost_no_stall_each() -> None:
     model = Model([200, 0])
     quiesce.drain_all(model.ranks(), Deadline(5), lambda: None)  # type: ignore[arg-type]
     assert model.launched == [200, 200]
+
+
+@pytest.mark.parametrize("first", range(0, 60, 10))
+def test_a_cut_is_found_through_any_traffic(first: int) -> None:
+    """Seeded ranks and programs; the deadline is the command's own, in the time of the model."""
+    for seed in range(first, first + 10):
+        ranks = ranks_model.world(seed)
+        cut = Cut(ranks.ranks, ranks.deadline(LIMITS.timeout_s), lambda: None, random.Random(seed))  # type: ignore[arg-type]
+        try:
+            cut.find()
+        except errors.DeadlinePassed as error:
+            pytest.fail(f"seed {seed}: {error}")
+        assert not any(thread.queue for rank in ranks.ranks for thread in rank.threads), f"seed {seed}"
+
+
+def test_a_busy_rank_gets_its_own_next_launch_if_nobody_else_has_one() -> None:
+    """Two streams of one rank may wait for each other."""
+    flag = [ranks_model.Launch(0.001, awaits="flag"), ranks_model.Launch(0.001, sync=True)]
+    world = ranks_model.World([[flag, [ranks_model.Launch(0.001, signals="flag", sync=True)]]], seed=1)
+    rank = world.ranks[0]
+    rank.closed = True
+    rank._launch(rank.threads[0])
+    assert Cut(world.ranks, world.deadline(10), lambda: None).find() >= 1  # type: ignore[arg-type]
 
 
 def test_work_that_never_ends_meets_the_deadline() -> None:
