@@ -24,10 +24,11 @@ MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 class Loop:
-    """A thread that runs one round after another until it is stopped or finds an error."""
+    """A thread that runs one round after another, with `pause_s` between them, until it is stopped or finds an error."""
 
-    def __init__(self, kind: str, context: int, rounds: Iterator[None]) -> None:
+    def __init__(self, kind: str, context: int, rounds: Iterator[None], pause_s: float = 0) -> None:
         self.kind = kind
+        self._pause_s = pause_s
         self.count = 0
         self.errors: list[str] = []
         self._context = context
@@ -41,7 +42,7 @@ class Loop:
             calls.need(calls.ctx_set(self._context), "set the context")
             for _ in self._rounds:
                 self.count += 1
-                if self._stop.is_set():
+                if self._stop.wait(self._pause_s):
                     break
             self._rounds.close()  # type: ignore[attr-defined]
         except Exception as error:

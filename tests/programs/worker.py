@@ -229,10 +229,10 @@ class Worker:
 
     # Loops and jobs
 
-    def loop_start(self, kind: str, **options: Any) -> int:
+    def loop_start(self, kind: str, pause_s: float = 0, **options: Any) -> int:
         """Start a background loop of `loops.KINDS`; return its number."""
         number = len(self._loops) + 1
-        self._loops[number] = loops.Loop(kind, self._context, loops.KINDS[kind](self.kernel, **options))
+        self._loops[number] = loops.Loop(kind, self._context, loops.KINDS[kind](self.kernel, **options), pause_s)
         return number
 
     def loop_state(self, number: int) -> dict[str, Any]:
