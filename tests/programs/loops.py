@@ -24,7 +24,7 @@ MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 class Loop:
-    """A thread that runs one round after another, with `pause_s` between them, until it is stopped or finds an error."""
+    """A thread that runs one round after another, `pause_s` between them, until it is stopped or finds an error."""
 
     def __init__(self, kind: str, context: int, rounds: Iterator[None], pause_s: float = 0) -> None:
         self.kind = kind
