@@ -89,6 +89,11 @@ typedef struct CUmemPoolHandle_st *CUmemoryPool;
 typedef struct CUextMemory_st *CUexternalMemory;
 typedef struct CUextSemaphore_st *CUexternalSemaphore;
 typedef struct CUgreenCtx_st *CUgreenCtx;
+typedef struct CUgraphicsResource_st *CUgraphicsResource;
+typedef struct CUtexref_st *CUtexref;
+typedef struct CUsurfref_st *CUsurfref;
+typedef unsigned long long CUtexObject;
+typedef unsigned long long CUsurfObject;
 typedef unsigned long long CUmemGenericAllocationHandle;
 
 #define CU_STREAM_LEGACY ((CUstream)0x1)
@@ -234,6 +239,13 @@ typedef int CUgraphNodeType;
 typedef int CUstreamBatchMemOpType;
 typedef int CUmemorytype;
 typedef int CUmem_advise;
+typedef int CUmem_range_attribute;
+typedef int CUstreamAttrID;
+typedef struct CUdevResourceDesc_st *CUdevResourceDesc;
+typedef int CUdevResourceType;
+typedef int CUlogicalEndpointIpcHandleType;
+typedef int CUflushGPUDirectRDMAWritesTarget;
+typedef int CUflushGPUDirectRDMAWritesScope;
 typedef int CUcomputemode;
 
 enum { CU_STREAM_DEFAULT = 0, CU_STREAM_NON_BLOCKING = 1 };

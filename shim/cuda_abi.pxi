@@ -11,7 +11,15 @@ cdef extern from "cuda_abi.h" nogil:
     ctypedef void *CUmodule
     ctypedef void *CUfunction
     ctypedef void *CUlibrary
+    ctypedef void *CUkernel
     ctypedef void *CUarray
+    ctypedef void *CUmipmappedArray
+    ctypedef void *CUgreenCtx
+    ctypedef void *CUgraphicsResource
+    ctypedef void *CUtexref
+    ctypedef void *CUsurfref
+    ctypedef unsigned long long CUtexObject
+    ctypedef unsigned long long CUsurfObject
     ctypedef void *CUstream
     ctypedef void *CUevent
     ctypedef void *CUgraph
@@ -24,6 +32,16 @@ cdef extern from "cuda_abi.h" nogil:
     ctypedef unsigned long long CUmemGenericAllocationHandle
     ctypedef int CUdevice_attribute
     ctypedef int CUpointer_attribute
+    ctypedef int CUlimit
+    ctypedef int CUmem_advise
+    ctypedef int CUmem_range_attribute
+    ctypedef int CUstreamAttrID
+    ctypedef void *CUdevResourceDesc
+    ctypedef int CUdevResourceType
+    ctypedef int CUlogicalEndpointIpcHandleType
+    ctypedef int CUmemRangeHandleType
+    ctypedef int CUflushGPUDirectRDMAWritesTarget
+    ctypedef int CUflushGPUDirectRDMAWritesScope
     ctypedef int CUjit_option
     ctypedef int CUlibraryOption
     ctypedef int CUstreamCaptureMode

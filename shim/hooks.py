@@ -21,10 +21,10 @@ LOADER_EXPORTS = ("dlsym", "dlvsym")
 """Exported beside the table: the loader's own look-ups, in assembler (platform.h)."""
 
 # A row: since, the per-thread twin (the version it exists from, and its suffix) or -, the prototype without CUresult.
-# The stream is the parameter of type CUstream, or what stream= says. The bracket above says class and kind.
+# The stream is the parameter of type CUstream, or what stream= says. The bracket above says class and kind, the rest of
+# its line the reason that the report gives. `= since name symbol`: from then on that name means a symbol called otherwise.
 TABLE = """
-# Kernel and graph launches.
-[launch gated]
+[launch gated] Starts work on the GPU.
 4000  7000sz  cuLaunchKernel(CUfunction f, unsigned int gridDimX, unsigned int gridDimY, unsigned int gridDimZ, unsigned int blockDimX, unsigned int blockDimY, unsigned int blockDimZ, unsigned int sharedMemBytes, CUstream hStream, void **kernelParams, void **extra)
 11060 11060sz cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **kernelParams, void **extra) stream=config.hStream
 9000  9000sz  cuLaunchCooperativeKernel(CUfunction f, unsigned int gridDimX, unsigned int gridDimY, unsigned int gridDimZ, unsigned int blockDimX, unsigned int blockDimY, unsigned int blockDimZ, unsigned int sharedMemBytes, CUstream hStream, void **kernelParams)
@@ -35,19 +35,22 @@ TABLE = """
 10000 10000sz cuGraphLaunch(CUgraphExec hGraphExec, CUstream hStream)
 11010 11010sz cuGraphUpload(CUgraphExec hGraphExec, CUstream hStream)
 
-# Recording of graphs: it begins as a launch does, and the drain has to know how many live (captures.pxi).
-[launch custom]
+[launch custom] Begins to record a graph, as a launch begins; the drain has to know how many are recorded (captures.pxi).
 10000 10000sz cuStreamBeginCapture(CUstream hStream)
 10010 10010sz cuStreamBeginCapture_v2(CUstream hStream, CUstreamCaptureMode mode)
 12030 12030sz cuStreamBeginCaptureToGraph(CUstream hStream, CUgraph hGraph, const CUgraphNode *dependencies, const CUgraphEdgeData *dependencyData, size_t numDependencies, CUstreamCaptureMode mode)
 13030 13030sz cuStreamBeginRecaptureToGraph(CUstream hStream, CUstreamCaptureMode mode, CUgraph hGraph, CUgraphRecaptureCallback callbackFunc, void *userData)
-[query custom]
+[query custom] Ends a recording, for which a drain waits.
 10000 10000sz cuStreamEndCapture(CUstream hStream, CUgraph *phGraph)
 2000  -       cuStreamDestroy(CUstream hStream)
 4000  -       cuStreamDestroy_v2(CUstream hStream)
 
-# Copies.
-[memory gated]
+# Interoperation with graphics: a recording that gives no graph; the capture itself passes the gates.
+[launch gated] Begins or ends what a stream records for a graphics API.
+13010 13010sz cuStreamBeginCaptureToCig(CUstream hStream, CUstreamCigCaptureParams *streamCigCaptureParams)
+13010 13010sz cuStreamEndCaptureToCig(CUstream hStream)
+
+[memory gated] Copies: either end may be away.
 4000  7000ds  cuMemcpy(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount)
 4000  7000sz  cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount, CUstream hStream)
 4000  7000ds  cuMemcpyPeer(CUdeviceptr dstDevice, CUcontext dstContext, CUdeviceptr srcDevice, CUcontext srcContext, size_t ByteCount)
@@ -81,8 +84,7 @@ TABLE = """
 13050 13050sz cuFabricCpyBatchAsync(size_t numOps, CUDA_FABRIC_COPY_BATCH_OP *opList, unsigned long long flags, CUstream hStream)
 12060 12060sz cuMemBatchDecompressAsync(CUmemDecompressParams *paramsArray, size_t count, unsigned int flags, size_t *errorIndex, CUstream stream)
 
-# Memsets.
-[memory gated]
+[memory gated] Sets memory that may be away.
 3020  7000ds  cuMemsetD8_v2(CUdeviceptr dstDevice, unsigned char uc, size_t N)
 3020  7000ds  cuMemsetD16_v2(CUdeviceptr dstDevice, unsigned short us, size_t N)
 3020  7000ds  cuMemsetD32_v2(CUdeviceptr dstDevice, unsigned int ui, size_t N)
@@ -96,8 +98,8 @@ TABLE = """
 3020  7000sz  cuMemsetD2D16Async(CUdeviceptr dstDevice, size_t dstPitch, unsigned short us, size_t Width, size_t Height, CUstream hStream)
 3020  7000sz  cuMemsetD2D32Async(CUdeviceptr dstDevice, size_t dstPitch, unsigned int ui, size_t Width, size_t Height, CUstream hStream)
 
-# The 32-bit ABI of CUDA 2 and 3.0: libcuda still exports it. Gated, and otherwise left alone.
-[memory gated]
+# libcuda still exports the 32-bit ABI of CUDA 2 and 3.0.
+[memory gated] The 32-bit ABI of CUDA 2: held, and otherwise left alone.
 2000  -       cuMemcpyHtoD(unsigned int dstDevice, const void *srcHost, unsigned int ByteCount)
 2000  -       cuMemcpyHtoDAsync(unsigned int dstDevice, const void *srcHost, unsigned int ByteCount, CUstream hStream)
 2000  -       cuMemcpyDtoH(void *dstHost, unsigned int srcDevice, unsigned int ByteCount)
@@ -126,9 +128,12 @@ TABLE = """
 2000  -       cuMemAllocPitch(unsigned int *dptr, unsigned int *pPitch, unsigned int WidthInBytes, unsigned int Height, unsigned int ElementSizeBytes)
 2000  -       cuMemFree(unsigned int dptr)
 2000  -       cuMemAllocHost(void **pp, unsigned int bytesize)
+2000  -       cuMemGetInfo(unsigned int *free, unsigned int *total)
+2000  -       cuMemGetAddressRange(unsigned int *pbase, unsigned int *psize, unsigned int dptr)
+2020  -       cuMemHostGetDevicePointer(unsigned int *pdptr, void *p, unsigned int Flags)
 
-# Stream memory operations (two ABIs under one name: 11.7 changed what they promise, not how they are called), pools, prefetch.
-[memory gated]
+# Two ABIs under one name: 11.7 changed what the memory operations promise, not how they are called.
+[memory gated] Reads, writes, makes, frees or moves memory in the order of a stream.
 8000  8000sz  cuStreamWaitValue32(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags)
 9000  9000sz  cuStreamWaitValue64(CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned int flags)
 8000  8000sz  cuStreamWriteValue32(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags)
@@ -144,15 +149,116 @@ TABLE = """
 11020 11020sz cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream)
 8000  8000sz  cuMemPrefetchAsync(CUdeviceptr devPtr, size_t count, CUdevice dstDevice, CUstream hStream)
 12020 12020sz cuMemPrefetchAsync_v2(CUdeviceptr devPtr, size_t count, CUmemLocation location, unsigned int flags, CUstream hStream)
+13000 13000sz cuMemPrefetchBatchAsync(CUdeviceptr *dptrs, size_t *sizes, size_t count, CUmemLocation *prefetchLocs, size_t *prefetchLocIdxs, size_t numPrefetchLocs, unsigned long long flags, CUstream hStream)
+13000 13000sz cuMemDiscardBatchAsync(CUdeviceptr *dptrs, size_t *sizes, size_t count, unsigned long long flags, CUstream hStream)
+13000 13000sz cuMemDiscardAndPrefetchBatchAsync(CUdeviceptr *dptrs, size_t *sizes, size_t count, CUmemLocation *prefetchLocs, size_t *prefetchLocIdxs, size_t numPrefetchLocs, unsigned long long flags, CUstream hStream)
+6000  7000sz  cuStreamAttachMemAsync(CUstream hStream, CUdeviceptr dptr, size_t length, unsigned int flags)
+10000 10000sz cuSignalExternalSemaphoresAsync(const CUexternalSemaphore *extSemArray, const CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS *paramsArray, unsigned int numExtSems, CUstream stream)
+10000 10000sz cuWaitExternalSemaphoresAsync(const CUexternalSemaphore *extSemArray, const CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS *paramsArray, unsigned int numExtSems, CUstream stream)
 
-# Their functions run on threads of the driver and must pass the gates: hostfuncs.pxi.
-[memory custom]
+[memory gated] Puts work into a stream or waits for it: between the drain and the resume nothing is put in.
+2000  7000sz  cuEventRecord(CUevent hEvent, CUstream hStream)
+11010 11010sz cuEventRecordWithFlags(CUevent hEvent, CUstream hStream, unsigned int flags)
+3020  7000sz  cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Flags)
+2000  7000sz  cuStreamSynchronize(CUstream hStream)
+2000  7000sz  cuStreamQuery(CUstream hStream)
+12050 -       cuCtxRecordEvent(CUcontext hCtx, CUevent hEvent)
+12050 -       cuCtxWaitEvent(CUcontext hCtx, CUevent hEvent)
+12040 -       cuGreenCtxRecordEvent(CUgreenCtx hCtx, CUevent hEvent)
+12040 -       cuGreenCtxWaitEvent(CUgreenCtx hCtx, CUevent hEvent)
+11030 -       cuFlushGPUDirectRDMAWrites(CUflushGPUDirectRDMAWritesTarget target, CUflushGPUDirectRDMAWritesScope scope)
+11000 -       cuCtxResetPersistingL2Cache()
+
+# A form of these that is not known changes nothing, and stands in no suspend's way.
+[query gated] Asks about a stream or sets what it is like; held, so that no stream is used while memory is away.
+5050  7000sz  cuStreamGetPriority(CUstream hStream, int *priority)
+5050  7000sz  cuStreamGetFlags(CUstream hStream, unsigned int *flags)
+12000 12000sz cuStreamGetId(CUstream hStream, unsigned long long *streamId)
+12080 12080sz cuStreamGetDevice(CUstream hStream, CUdevice *device)
+9020  9020sz  cuStreamGetCtx(CUstream hStream, CUcontext *pctx)
+12050 12050sz cuStreamGetCtx_v2(CUstream hStream, CUcontext *pctx, CUgreenCtx *pGreenCtx)
+12040 -       cuStreamGetGreenCtx(CUstream hStream, CUgreenCtx *phCtx)
+13010 13010sz cuStreamGetDevResource(CUstream hStream, CUdevResource *result, CUdevResourceType type)
+10000 10000sz cuStreamIsCapturing(CUstream hStream, CUstreamCaptureStatus *captureStatus)
+10010 10010sz cuStreamGetCaptureInfo(CUstream hStream, CUstreamCaptureStatus *captureStatus_out, cuuint64_t *id_out)
+11030 11030sz cuStreamGetCaptureInfo_v2(CUstream hStream, CUstreamCaptureStatus *captureStatus_out, cuuint64_t *id_out, CUgraph *graph_out, const CUgraphNode **dependencies_out, size_t *numDependencies_out)
+12030 12030sz cuStreamGetCaptureInfo_v3(CUstream hStream, CUstreamCaptureStatus *captureStatus_out, cuuint64_t *id_out, CUgraph *graph_out, const CUgraphNode **dependencies_out, const CUgraphEdgeData **edgeData_out, size_t *numDependencies_out)
+11030 11030sz cuStreamUpdateCaptureDependencies(CUstream hStream, CUgraphNode *dependencies, size_t numDependencies, unsigned int flags)
+12030 12030sz cuStreamUpdateCaptureDependencies_v2(CUstream hStream, CUgraphNode *dependencies, const CUgraphEdgeData *dependencyData, size_t numDependencies, unsigned int flags)
+11000 11000sz cuStreamGetAttribute(CUstream hStream, CUstreamAttrID attr, CUstreamAttrValue *value)
+11000 11000sz cuStreamSetAttribute(CUstream hStream, CUstreamAttrID attr, const CUstreamAttrValue *param)
+11000 11000sz cuStreamCopyAttributes(CUstream dstStream, CUstream srcStream)
+[query gated] Asks about addresses, or advises on them; while they are away the driver would answer wrongly.
+8000  -       cuMemAdvise(CUdeviceptr devPtr, size_t count, CUmem_advise advice, CUdevice device)
+12020 -       cuMemAdvise_v2(CUdeviceptr devPtr, size_t count, CUmem_advise advice, CUmemLocation location)
+8000  -       cuMemRangeGetAttribute(void *data, size_t dataSize, CUmem_range_attribute attribute, CUdeviceptr devPtr, size_t count)
+8000  -       cuMemRangeGetAttributes(void **data, size_t *dataSizes, CUmem_range_attribute *attributes, size_t numAttributes, CUdeviceptr devPtr, size_t count)
+13040 -       cuMemGetLocationInfo(CUdeviceptr ptr, size_t size, size_t summaryGranularity, size_t samplingGranularity, CUmemLocation *location_out)
+
+[memory gated] Makes a stream.
+2000  -       cuStreamCreate(CUstream *phStream, unsigned int Flags)
+5050  -       cuStreamCreateWithPriority(CUstream *phStream, unsigned int flags, int priority)
+12050 -       cuGreenCtxStreamCreate(CUstream *phStream, CUgreenCtx greenCtx, unsigned int flags, int priority)
+
+[memory gated] Makes what names memory, which the driver looks up at once.
+5000  -       cuTexObjectCreate(CUtexObject *pTexObject, const CUDA_RESOURCE_DESC *pResDesc, const CUDA_TEXTURE_DESC *pTexDesc, const CUDA_RESOURCE_VIEW_DESC *pResViewDesc)
+5000  -       cuTexObjectDestroy(CUtexObject texObject)
+5000  -       cuSurfObjectCreate(CUsurfObject *pSurfObject, const CUDA_RESOURCE_DESC *pResDesc)
+5000  -       cuSurfObjectDestroy(CUsurfObject surfObject)
+2000  -       cuTexRefSetAddress(unsigned int *ByteOffset, CUtexref hTexRef, unsigned int dptr, unsigned int bytes)
+3020  -       cuTexRefSetAddress_v2(size_t *ByteOffset, CUtexref hTexRef, CUdeviceptr dptr, size_t bytes)
+2020  -       cuTexRefSetAddress2D(CUtexref hTexRef, const CUDA_ARRAY_DESCRIPTOR *desc, unsigned int dptr, unsigned int Pitch)
+3020  -       cuTexRefSetAddress2D_v2(CUtexref hTexRef, const CUDA_ARRAY_DESCRIPTOR *desc, CUdeviceptr dptr, size_t Pitch)
+4010  -       cuTexRefSetAddress2D_v3(CUtexref hTexRef, const CUDA_ARRAY_DESCRIPTOR *desc, CUdeviceptr dptr, size_t Pitch)
+2000  -       cuTexRefSetArray(CUtexref hTexRef, CUarray hArray, unsigned int Flags)
+5000  -       cuTexRefSetMipmappedArray(CUtexref hTexRef, CUmipmappedArray hMipmappedArray, unsigned int Flags)
+3000  -       cuSurfRefSetArray(CUsurfref hSurfRef, CUarray hArray, unsigned int Flags)
+2000  -       cuTexRefGetAddress(unsigned int *pdptr, CUtexref hTexRef)
+3020  -       cuTexRefGetAddress_v2(CUdeviceptr *pdptr, CUtexref hTexRef)
+11040 -       cuGraphAddMemAllocNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUDA_MEM_ALLOC_NODE_PARAMS *nodeParams)
+11040 -       cuGraphAddMemFreeNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUdeviceptr dptr)
+11040 -       cuGraphMemFreeNodeGetParams(CUgraphNode hNode, CUdeviceptr *dptr_out)
+
+[memory gated] Makes or frees memory of the driver's own: the driver's checkpoint carries it.
+2000  -       cuArrayCreate(CUarray *pHandle, const CUDA_ARRAY_DESCRIPTOR *pAllocateArray)
+3020  -       cuArrayCreate_v2(CUarray *pHandle, const CUDA_ARRAY_DESCRIPTOR *pAllocateArray)
+2000  -       cuArray3DCreate(CUarray *pHandle, const CUDA_ARRAY3D_DESCRIPTOR *pAllocateArray)
+3020  -       cuArray3DCreate_v2(CUarray *pHandle, const CUDA_ARRAY3D_DESCRIPTOR *pAllocateArray)
+2000  -       cuArrayDestroy(CUarray hArray)
+5000  -       cuMipmappedArrayCreate(CUmipmappedArray *pHandle, const CUDA_ARRAY3D_DESCRIPTOR *pMipmappedArrayDesc, unsigned int numMipmapLevels)
+5000  -       cuMipmappedArrayDestroy(CUmipmappedArray hMipmappedArray)
+11020 -       cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *poolProps)
+11020 -       cuMemPoolTrimTo(CUmemoryPool pool, size_t minBytesToKeep)
+11020 -       cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map, size_t count)
+11040 -       cuDeviceGraphMemTrim(CUdevice device)
+10000 -       cuGraphInstantiate(CUgraphExec *phGraphExec, CUgraph hGraph, CUgraphNode *phErrorNode, char *logBuffer, size_t bufferSize)
+11000 -       cuGraphInstantiate_v2(CUgraphExec *phGraphExec, CUgraph hGraph, CUgraphNode *phErrorNode, char *logBuffer, size_t bufferSize)
+11040 -       cuGraphInstantiateWithFlags(CUgraphExec *phGraphExec, CUgraph hGraph, unsigned long long flags)
+12000 12000sz cuGraphInstantiateWithParams(CUgraphExec *phGraphExec, CUgraph hGraph, CUDA_GRAPH_INSTANTIATE_PARAMS *instantiateParams)
+10020 -       cuGraphExecUpdate(CUgraphExec hGraphExec, CUgraph hGraph, CUgraphNode *hErrorNode_out, CUgraphExecUpdateResult *updateResult_out)
+12000 -       cuGraphExecUpdate_v2(CUgraphExec hGraphExec, CUgraph hGraph, CUgraphExecUpdateResultInfo *resultInfo)
+10000 -       cuGraphExecDestroy(CUgraphExec hGraphExec)
+11030 -       cuUserObjectCreate(CUuserObject *object_out, void *ptr, CUhostFn destroy, unsigned int initialRefcount, unsigned int flags)
+3010  -       cuCtxSetLimit(CUlimit limit, size_t value)
+= 12000 cuGraphInstantiate cuGraphInstantiateWithFlags
+
+[memory gated] Maps memory of another API, or says where it is.
+10000 -       cuExternalMemoryGetMappedBuffer(CUdeviceptr *devPtr, CUexternalMemory extMem, const CUDA_EXTERNAL_MEMORY_BUFFER_DESC *bufferDesc)
+10000 -       cuExternalMemoryGetMappedMipmappedArray(CUmipmappedArray *mipmap, CUexternalMemory extMem, const CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC *mipmapDesc)
+3000  7000sz  cuGraphicsMapResources(unsigned int count, CUgraphicsResource *resources, CUstream hStream)
+3000  7000sz  cuGraphicsUnmapResources(unsigned int count, CUgraphicsResource *resources, CUstream hStream)
+3000  -       cuGraphicsUnregisterResource(CUgraphicsResource resource)
+3000  -       cuGraphicsSubResourceGetMappedArray(CUarray *pArray, CUgraphicsResource resource, unsigned int arrayIndex, unsigned int mipLevel)
+5000  -       cuGraphicsResourceGetMappedMipmappedArray(CUmipmappedArray *pMipmappedArray, CUgraphicsResource resource)
+3000  -       cuGraphicsResourceGetMappedPointer(unsigned int *pDevPtr, unsigned int *pSize, CUgraphicsResource resource)
+3020  -       cuGraphicsResourceGetMappedPointer_v2(CUdeviceptr *pDevPtr, size_t *pSize, CUgraphicsResource resource)
+
+[memory custom] Its function runs on a thread of the driver and has to pass the gates (hostfuncs.pxi).
 10000 10000sz cuLaunchHostFunc(CUstream hStream, CUhostFn fn, void *userData)
 13010 13010sz cuLaunchHostFunc_v2(CUstream hStream, CUhostFn fn, void *userData, unsigned int syncMode)
 5000  7000sz  cuStreamAddCallback(CUstream hStream, CUstreamCallback callback, void *userData, unsigned int flags)
 
-# The same functions as nodes of graphs.
-[query custom]
+[query custom] A host function as a node of a graph.
 10000 -       cuGraphAddHostNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, const CUDA_HOST_NODE_PARAMS *nodeParams)
 10000 -       cuGraphHostNodeGetParams(CUgraphNode hNode, CUDA_HOST_NODE_PARAMS *nodeParams)
 10000 -       cuGraphHostNodeSetParams(CUgraphNode hNode, const CUDA_HOST_NODE_PARAMS *nodeParams)
@@ -165,16 +271,15 @@ TABLE = """
 12020 -       cuGraphExecNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUgraphNodeParams *nodeParams)
 13020 -       cuGraphNodeGetParams(CUgraphNode hNode, CUgraphNodeParams *nodeParams)
 
-# Allocations, addresses, host memory.
-[object custom]
+[object custom] Makes or frees memory that is carried.
 3020  -       cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize)
 3020  -       cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pPitch, size_t WidthInBytes, size_t Height, unsigned int ElementSizeBytes)
 3020  -       cuMemFree_v2(CUdeviceptr dptr)
-6000  -       cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int flags)
+[object custom] Answers about carried memory as about native memory.
 3020  -       cuMemGetAddressRange_v2(CUdeviceptr *pbase, size_t *psize, CUdeviceptr dptr)
 4000  -       cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr ptr)
 7000  -       cuPointerGetAttributes(unsigned int numAttributes, CUpointer_attribute *attributes, void **data, CUdeviceptr ptr)
-[memory gated]
+[memory gated] Host memory of the driver's own, and questions that it would answer wrongly while memory is away.
 6000  -       cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, CUdeviceptr ptr)
 3020  -       cuMemGetInfo_v2(size_t *free, size_t *total)
 3020  -       cuMemAllocHost_v2(void **pp, size_t bytesize)
@@ -182,13 +287,12 @@ TABLE = """
 2000  -       cuMemFreeHost(void *p)
 3020  -       cuMemHostGetDevicePointer_v2(CUdeviceptr *pdptr, void *p, unsigned int Flags)
 2030  -       cuMemHostGetFlags(unsigned int *pFlags, void *p)
-[object custom]
+[object custom] Registered host memory is unregistered at release and registered again.
 4000  -       cuMemHostRegister(void *p, size_t bytesize, unsigned int Flags)
 6050  -       cuMemHostRegister_v2(void *p, size_t bytesize, unsigned int Flags)
 4000  -       cuMemHostUnregister(void *p)
 
-# cuMem.
-[object custom]
+[object custom] Handles, mappings and access of cuMem memory: the application keeps its values.
 10020 -       cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop, unsigned long long flags)
 10020 -       cuMemRelease(CUmemGenericAllocationHandle handle)
 11000 -       cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *addr)
@@ -201,10 +305,8 @@ TABLE = """
 10020 -       cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr ptr)
 10020 -       cuMemExportToShareableHandle(void *shareableHandle, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType handleType, unsigned long long flags)
 10020 -       cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *osHandle, CUmemAllocationHandleType shHandleType)
-11010 11010sz cuMemMapArrayAsync(CUarrayMapInfo *mapInfoList, unsigned int count, CUstream hStream)
 
-# Sharing: legacy IPC, peer access.
-[object custom]
+[object custom] Sharing between processes and devices.
 4010  -       cuIpcGetMemHandle(CUipcMemHandle *pHandle, CUdeviceptr dptr)
 4010  -       cuIpcOpenMemHandle(CUdeviceptr *pdptr, CUipcMemHandle handle, unsigned int Flags)
 11000 -       cuIpcOpenMemHandle_v2(CUdeviceptr *pdptr, CUipcMemHandle handle, unsigned int Flags)
@@ -212,9 +314,14 @@ TABLE = """
 4000  -       cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Flags)
 4000  -       cuCtxDisablePeerAccess(CUcontext peerContext)
 
-# Counted, not carried yet; what takes a handle also translates it.
-[object custom]
+# Counted: a process is not suspended while it has one of what these make. What takes a handle also translates it.
+[object counted] Managed memory: the driver's checkpoint refuses it.
+6000  -       cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int flags)
+[object counted] Maps memory into sparse arrays, whose tiles are not followed.
+11010 11010sz cuMemMapArrayAsync(CUarrayMapInfo *mapInfoList, unsigned int count, CUstream hStream)
+[object counted] Multicast objects, where they are not hidden.
 12010 -       cuMulticastCreate(CUmemGenericAllocationHandle *mcHandle, const CUmulticastObjectProp *prop)
+[object custom] Takes the handle of a multicast object, or of memory to bind.
 12010 -       cuMulticastAddDevice(CUmemGenericAllocationHandle mcHandle, CUdevice dev)
 12010 -       cuMulticastBindMem(CUmemGenericAllocationHandle mcHandle, size_t mcOffset, CUmemGenericAllocationHandle memHandle, size_t memOffset, size_t size, unsigned long long flags)
 13010 -       cuMulticastBindMem_v2(CUmemGenericAllocationHandle mcHandle, CUdevice dev, size_t mcOffset, CUmemGenericAllocationHandle memHandle, size_t memOffset, size_t size, unsigned long long flags)
@@ -222,22 +329,34 @@ TABLE = """
 13010 -       cuMulticastBindAddr_v2(CUmemGenericAllocationHandle mcHandle, CUdevice dev, size_t mcOffset, CUdeviceptr memptr, size_t size, unsigned long long flags)
 12010 -       cuMulticastUnbind(CUmemGenericAllocationHandle mcHandle, CUdevice dev, size_t mcOffset, size_t size)
 13030 -       cuLogicalEndpointBindMem(cuuint32_t leId, CUdevice dev, cuuint64_t offset, CUmemGenericAllocationHandle memHandle, cuuint64_t memOffset, cuuint64_t size, unsigned long long flags)
+[object counted] Pools that other processes share.
 11020 -       cuMemPoolExportToShareableHandle(void *handle_out, CUmemoryPool pool, CUmemAllocationHandleType handleType, unsigned long long flags)
 11020 -       cuMemPoolImportFromShareableHandle(CUmemoryPool *pool_out, void *handle, CUmemAllocationHandleType handleType, unsigned long long flags)
 11020 -       cuMemPoolExportPointer(CUmemPoolPtrExportData *shareData_out, CUdeviceptr ptr)
 11020 -       cuMemPoolImportPointer(CUdeviceptr *ptr_out, CUmemoryPool pool, CUmemPoolPtrExportData *shareData)
-11020 -       cuMemPoolDestroy(CUmemoryPool pool)
+[object counted] Events that other processes share.
 4010  -       cuIpcGetEventHandle(CUipcEventHandle *pHandle, CUevent event)
 4010  -       cuIpcOpenEventHandle(CUevent *phEvent, CUipcEventHandle handle)
+[object counted] Memory and semaphores of other APIs.
+10000 -       cuImportExternalMemory(CUexternalMemory *extMem_out, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *memHandleDesc)
+10000 -       cuImportExternalSemaphore(CUexternalSemaphore *extSem_out, const CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC *semHandleDesc)
+[memory gated] Shares memory with a network card, or between the machines of a fabric.
+11070 -       cuMemGetHandleForAddressRange(void *handle, CUdeviceptr dptr, size_t size, CUmemRangeHandleType handleType, unsigned long long flags)
+13030 -       cuLogicalEndpointCreate(cuuint32_t leId, const CUlogicalEndpointProp *prop)
+13030 -       cuLogicalEndpointAddDevice(cuuint32_t leId, CUdevice dev)
+13030 -       cuLogicalEndpointBindAddr(cuuint32_t leId, CUdevice dev, cuuint64_t offset, void *ptr, cuuint64_t size, unsigned long long flags)
+13030 -       cuLogicalEndpointUnbind(cuuint32_t leId, CUdevice dev, cuuint64_t offset, cuuint64_t size)
+13030 -       cuLogicalEndpointExport(void *handle, cuuint32_t leId, CUlogicalEndpointIpcHandleType handleType)
+13030 -       cuLogicalEndpointImport(cuuint32_t leId, const void *handle, CUlogicalEndpointIpcHandleType handleType)
+13030 -       cuLogicalEndpointDestroy(cuuint32_t leId)
+[object custom] Ends what is counted.
+11020 -       cuMemPoolDestroy(CUmemoryPool pool)
 2000  -       cuEventDestroy(CUevent hEvent)
 4000  -       cuEventDestroy_v2(CUevent hEvent)
-10000 -       cuImportExternalMemory(CUexternalMemory *extMem_out, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *memHandleDesc)
 10000 -       cuDestroyExternalMemory(CUexternalMemory extMem)
-10000 -       cuImportExternalSemaphore(CUexternalSemaphore *extSem_out, const CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC *semHandleDesc)
 10000 -       cuDestroyExternalSemaphore(CUexternalSemaphore extSem)
 
-# Contexts: memory goes with them.
-[object custom]
+[object custom] Contexts: memory goes with them, and a drain waits for each.
 2000  -       cuCtxCreate(CUcontext *pctx, unsigned int flags, CUdevice dev)
 3020  -       cuCtxCreate_v2(CUcontext *pctx, unsigned int flags, CUdevice dev)
 11040 -       cuCtxCreate_v3(CUcontext *pctx, CUexecAffinityParam *paramsArray, int numParams, unsigned int flags, CUdevice dev)
@@ -249,9 +368,14 @@ TABLE = """
 11000 -       cuDevicePrimaryCtxRelease_v2(CUdevice dev)
 7000  -       cuDevicePrimaryCtxReset(CUdevice dev)
 11000 -       cuDevicePrimaryCtxReset_v2(CUdevice dev)
+[memory gated] Contexts whose memory is that of another.
+2000  -       cuCtxAttach(CUcontext *pctx, unsigned int flags)
+2000  -       cuCtxDetach(CUcontext ctx)
+12040 -       cuGreenCtxCreate(CUgreenCtx *phCtx, CUdevResourceDesc desc, CUdevice dev, unsigned int flags)
+12040 -       cuGreenCtxDestroy(CUgreenCtx hCtx)
+12040 -       cuCtxFromGreenCtx(CUcontext *pContext, CUgreenCtx hCtx)
 
-# Loading code allocates and copies: it waits with the memory gate.
-[memory gated]
+[memory gated] Loads code, which allocates and copies; lazily loaded code at the first question about it.
 2000  -       cuModuleLoad(CUmodule *module, const char *fname)
 2000  -       cuModuleLoadData(CUmodule *module, const void *image)
 2010  -       cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int numOptions, CUjit_option *options, void **optionValues)
@@ -260,14 +384,24 @@ TABLE = """
 12000 -       cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *jitOptions, void **jitOptionsValues, unsigned int numJitOptions, CUlibraryOption *libraryOptions, void **libraryOptionValues, unsigned int numLibraryOptions)
 12000 -       cuLibraryLoadFromFile(CUlibrary *library, const char *fileName, CUjit_option *jitOptions, void **jitOptionsValues, unsigned int numJitOptions, CUlibraryOption *libraryOptions, void **libraryOptionValues, unsigned int numLibraryOptions)
 12000 -       cuLibraryUnload(CUlibrary library)
+2000  -       cuModuleGetFunction(CUfunction *hfunc, CUmodule hmod, const char *name)
+2000  -       cuModuleGetGlobal(unsigned int *dptr, unsigned int *bytes, CUmodule hmod, const char *name)
+3020  -       cuModuleGetGlobal_v2(CUdeviceptr *dptr, size_t *bytes, CUmodule hmod, const char *name)
+2000  -       cuModuleGetTexRef(CUtexref *pTexRef, CUmodule hmod, const char *name)
+3000  -       cuModuleGetSurfRef(CUsurfref *pSurfRef, CUmodule hmod, const char *name)
+12000 -       cuLibraryGetModule(CUmodule *pMod, CUlibrary library)
+12000 -       cuLibraryGetGlobal(CUdeviceptr *dptr, size_t *bytes, CUlibrary library, const char *name)
+12000 -       cuLibraryGetManaged(CUdeviceptr *dptr, size_t *bytes, CUlibrary library, const char *name)
+12000 -       cuLibraryGetUnifiedFunction(void **fptr, CUlibrary library, const char *symbol)
+12000 -       cuKernelGetFunction(CUfunction *pFunc, CUkernel kernel)
+12040 -       cuFuncLoad(CUfunction hfunc)
 
-# Start and look-up.
-[query custom]
+[query custom] Starts the shim, or hands out functions.
 2000  -       cuInit(unsigned int Flags)
 11030 -       cuGetProcAddress(const char *symbol, void **pfn, int cudaVersion, cuuint64_t flags)
 12000 -       cuGetProcAddress_v2(const char *symbol, void **pfn, int cudaVersion, cuuint64_t flags, CUdriverProcAddressQueryResult *symbolStatus)
 
-# Called by the shim, not hooked.
+# Called by the shim, not hooked; why it lets applications call them stands in census.py.
 [query real]
 2020  -       cuDriverGetVersion(int *driverVersion)
 6000  -       cuGetErrorName(CUresult error, const char **pStr)
@@ -284,14 +418,8 @@ TABLE = """
 4000  -       cuCtxPopCurrent_v2(CUcontext *pctx)
 2000  -       cuCtxGetDevice(CUdevice *device)
 2000  -       cuCtxSynchronize()
-2000  -       cuStreamCreate(CUstream *phStream, unsigned int Flags)
-2000  -       cuStreamSynchronize(CUstream hStream)
-2000  -       cuStreamQuery(CUstream hStream)
-9020  -       cuStreamGetCtx(CUstream hStream, CUcontext *pctx)
-10000 -       cuStreamIsCapturing(CUstream hStream, CUstreamCaptureStatus *captureStatus)
 10010 -       cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
 2000  -       cuEventCreate(CUevent *phEvent, unsigned int Flags)
-2000  -       cuEventRecord(CUevent hEvent, CUstream hStream)
 2000  -       cuEventQuery(CUevent hEvent)
 2000  -       cuEventSynchronize(CUevent hEvent)
 10020 -       cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp *prop, CUmemAllocationGranularity_flags option)
@@ -307,7 +435,7 @@ class Variant(Enum):
 
 
 class Class(Enum):
-    """What a call does, and with that the gate that holds it: launch, memory (also object), or none (query)."""
+    """What a call does: launch, memory, object (memory that the shim follows), or query (nothing to it)."""
 
     LAUNCH = "launch"
     MEMORY = "memory"
@@ -318,12 +446,22 @@ class Class(Enum):
 class Kind(Enum):
     """Where the wrapper comes from.
 
-    Gated: it is generated. Custom: written by hand in a .pxi. Real: there is none, the shim itself calls the function.
+    Gated: it is generated. Custom: written by hand in a .pxi. Counted: by hand too, and a process is not suspended while
+    it has what the call makes. Real: there is none, the shim itself calls the function.
     """
 
     GATED = "gated"
     CUSTOM = "custom"
+    COUNTED = "counted"
     REAL = "real"
+
+
+class Gate(Enum):
+    """What holds a call during a suspend."""
+
+    LAUNCH = "launch"
+    MEMORY = "memory"
+    NONE = "none"
 
 
 @dataclass(frozen=True)
@@ -339,6 +477,7 @@ class Hook:
     cls: Class
     kind: Kind
     stream: str
+    reason: str = ""
     returns: str = "CUresult"
 
     @property
@@ -346,9 +485,26 @@ class Hook:
         """The names of the parameters, in order."""
         return [re.split(r"[\s*]+", part.strip())[-1] for part in self.params.split(",")] if self.params else []
 
+    @property
+    def by_hand(self) -> bool:
+        """Whether a .pxi defines the wrapper."""
+        return self.kind in (Kind.CUSTOM, Kind.COUNTED)
+
+    @property
+    def gate(self) -> Gate:
+        """The gate that holds the call; a query has one only where its wrapper is generated."""
+        if self.kind is Kind.REAL or (self.cls is Class.QUERY and self.by_hand):
+            return Gate.NONE
+        return Gate.LAUNCH if self.cls is Class.LAUNCH else Gate.MEMORY
+
+    @property
+    def may_be_unknown(self) -> bool:
+        """Whether a form of it that the table does not know may be called without a wrapper."""
+        return self.kind is Kind.REAL or (self.cls is Class.QUERY and self.kind is Kind.GATED)
+
 
 SIMULATOR_FUNCTIONS = tuple(
-    Hook(symbol, symbol, 0, 0, Variant.ANY, "", Class.QUERY, Kind.REAL, "", returns)
+    Hook(symbol, symbol, 0, 0, Variant.ANY, "", Class.QUERY, Kind.REAL, "", "", returns)
     for symbol, returns in (("simcudaVersion", "int"), ("simcudaDriverVersionString", "const char *"))
 )
 """Not CUDA's: how a simulated driver makes itself known. Resolved where they exist."""
@@ -367,34 +523,49 @@ def _stream(params: str) -> str:
 
 def _rows(table: str) -> Iterator[Hook]:
     """Yield the hooks of a table, each with its per-thread twin, in the table's order."""
-    cls, kind = Class.QUERY, Kind.REAL
+    cls, kind, reason = Class.QUERY, Kind.REAL, ""
     for line in table.splitlines():
-        if not line or line.startswith("#"):
+        if not line or line.startswith(("#", "=")):
             continue
-        if bracket := re.fullmatch(r"\[(\w+) (\w+)\]", line):
-            cls, kind = Class(bracket[1]), Kind(bracket[2])
+        if bracket := re.fullmatch(r"\[(\w+) (\w+)\] ?(.*)", line):
+            cls, kind, reason = Class(bracket[1]), Kind(bracket[2]), bracket[3]
             continue
         row = re.fullmatch(r"(\d+) +(?:-|(\d+)(ds|sz)) +(\w+)\((.*)\)(?: stream=(\S+))?", line)
         if row is None:
             raise ValueError(f"not a row of the hook table: {line}")
         since, twin_since, twin, symbol, params, stream = row.groups()
         variant = Variant.LEGACY if twin else Variant.ANY
-        hook = Hook(symbol, base_name(symbol), int(since), 0, variant, params, cls, kind, stream or _stream(params))
+        stream = stream or _stream(params)
+        hook = Hook(symbol, base_name(symbol), int(since), 0, variant, params, cls, kind, stream, reason)
         yield hook
         if twin:
             yield replace(hook, symbol=f"{symbol}_pt{twin}", since=int(twin_since), variant=Variant.PER_THREAD)
 
 
-def _with_until(hooks: list[Hook]) -> list[Hook]:
+def _other_names(table: str, hooks: list[Hook]) -> Iterator[Hook]:
+    """Yield the rows that say by which other name a symbol is looked up."""
+    by_symbol = {hook.symbol: hook for hook in hooks}
+    for since, name, symbol in re.findall(r"^= (\d+) (\w+) (\w+)$", table, re.M):
+        yield replace(by_symbol[symbol], name=name, since=int(since))
+
+
+def _with_until(rows: list[Hook]) -> list[Hook]:
     """Fill in `until`: the version of the next ABI of the same name for the same default stream."""
 
     def later(hook: Hook) -> list[int]:
         per_thread = hook.variant is Variant.PER_THREAD
-        same = [other for other in hooks if (other.variant is Variant.PER_THREAD) == per_thread]
+        same = [other for other in rows if (other.variant is Variant.PER_THREAD) == per_thread]
         return [other.since for other in same if other.name == hook.name and other.since > hook.since]
 
-    return [replace(hook, until=min(later(hook), default=0)) for hook in hooks]
+    return [replace(hook, until=min(later(hook), default=0)) for hook in rows]
 
 
-HOOKS: tuple[Hook, ...] = tuple(sorted(_with_until(list(_rows(TABLE))), key=lambda hook: hook.symbol))
-"""The table, sorted by symbol."""
+_SYMBOLS = list(_rows(TABLE))
+
+LOOKUPS: tuple[Hook, ...] = tuple(
+    sorted(_with_until([*_SYMBOLS, *_other_names(TABLE, _SYMBOLS)]), key=lambda hook: (hook.symbol, hook.since))
+)
+"""What a name means at a version: the table, sorted by symbol, and a symbol once more for each other name of it."""
+
+HOOKS: tuple[Hook, ...] = tuple(hook for hook in LOOKUPS if hook.name == base_name(hook.symbol))
+"""The table, sorted by symbol: each symbol once."""

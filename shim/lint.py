@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shim import generate
-from shim.hooks import HOOKS, Kind
+from shim.hooks import HOOKS
 
 MOST_LINES = 600
 HEADERS = ("platform.h", "cuda_abi.h")
-PUBLIC = {hook.symbol for hook in HOOKS if hook.kind is Kind.CUSTOM} | {"gs_choose_dlsym", "gs_choose_dlvsym"}
+PUBLIC = {hook.symbol for hook in HOOKS if hook.by_hand} | {"gs_choose_dlsym", "gs_choose_dlvsym"}
 """What may be `cdef public`: the custom hooks, and what the assembler of platform.h calls."""
 
 FORBIDDEN_CALLS = {

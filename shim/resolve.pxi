@@ -369,7 +369,7 @@ cdef void *substitute(const char *name, void *found, int version, cuuint64_t fla
         if version <= GS_NEWEST_CUDA:
             row = row_of_version(first, name, version, flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM != 0)
     if row < 0:
-        if gs_hook_rows[gs_rows_by_name[first]].wrapper != NULL:
+        if gs_hook_rows[gs_rows_by_name[first]].may_be_unknown == 0:
             unknown_abi(gs_rows_by_name[first], version)
         return found
     if gs_hook_rows[row].wrapper == NULL:

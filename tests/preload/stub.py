@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 
 from shim.generate import header
-from shim.hooks import HOOKS, Hook
+from shim.hooks import HOOKS, LOOKUPS, Hook
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -61,7 +61,7 @@ BODIES = {
     "cuDriverGetVersion": "*driverVersion = version();",
     "cuMemcpyDtoH_v2": "hold();",
     "cuLaunchKernel": "hold();",
-    "cuStreamIsCapturing": "*captureStatus = stub_captured;",
+    "cuStreamIsCapturing": "if (captureStatus) *captureStatus = stub_captured;",
     "cuLaunchHostFunc": "if (!stub_fail) { stub_fn = fn; stub_argument = userData; } return stub_fail;",
     "cuStreamAddCallback": "if (!stub_fail) { stub_callback = callback; stub_argument = userData; } return stub_fail;",
     "cuGraphAddHostNode": "stub_fn = nodeParams->fn; stub_argument = nodeParams->userData;",
@@ -116,7 +116,8 @@ def source(newest: int) -> str:
     records = "".join(f'    {{"{hook.symbol}", 0, 0}},\n' for hook in hooks)
     rows = "".join(
         f'    {{"{hook.symbol}", "{hook.name}", {hook.since}, {hook.variant.value}, (void *){hook.symbol}}},\n'
-        for hook in hooks
+        for hook in LOOKUPS
+        if hook.since <= newest
     )
     return "\n".join(
         [

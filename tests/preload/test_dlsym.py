@@ -36,7 +36,7 @@ int main(int argc, char **argv) {
     printf("handle %s\n", where(dlsym(handle, "cuMemAlloc_v2")));
     printf("ptsz %s\n", where(dlsym(handle, "cuLaunchKernel_ptsz")));
     printf("entry %s\n", where(dlsym(handle, "cuGetProcAddress_v2")));
-    printf("unhooked %s\n", where(dlsym(handle, "cuStreamSynchronize")));
+    printf("unhooked %s\n", where(dlsym(handle, "cuCtxSynchronize")));
     printf("prefix %s\n", where(dlsym(handle, "cuMemAlloc_v2_and_more")));
     printf("error %d\n", dlerror() != 0);
     printf("version %s\n", where(dlvsym(handle, "cuMemAlloc_v2", "NONE_1.0")));

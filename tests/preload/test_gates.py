@@ -110,6 +110,28 @@ def test_memory_gate_holds_copies_of_every_kind(check: Callable[[str], None]) ->
     """)
 
 
+def test_every_generated_hook_waits_at_its_gate(check: Callable[[str], None]) -> None:
+    check("""
+        from shim.hooks import HOOKS, Gate, Kind
+        held = {gate: [hook for hook in HOOKS if hook.kind is Kind.GATED and hook.gate is gate] for gate in Gate}
+        every = held[Gate.LAUNCH] + held[Gate.MEMORY]
+        assert len(held[Gate.LAUNCH]) > 10 and len(held[Gate.MEMORY]) > 200 and not held[Gate.NONE]
+        shim.inside_close(LAUNCH)
+        shim.inside_close(MEMORY)
+        before = {hook.symbol: calls(hook.symbol) for hook in every}
+        call = lambda hook: getattr(cuda, hook.symbol)(*[None] * len(hook.arguments))
+        waiting = start(*[lambda hook=hook: call(hook) for hook in every])
+        until(lambda: shim.inside_waiting(LAUNCH) == len(held[Gate.LAUNCH]), "every launch waits")
+        until(lambda: shim.inside_waiting(MEMORY) == len(held[Gate.MEMORY]), "everything else waits")
+        # The gates themselves ask whether a stream is captured.
+        passed = [hook.symbol for hook in every if calls(hook.symbol) != before[hook.symbol]]
+        assert passed == ["cuStreamIsCapturing"], passed
+        shim.inside_open()
+        join(waiting)
+        assert not [hook.symbol for hook in every if calls(hook.symbol) == before[hook.symbol]]
+    """)
+
+
 def test_admission_lets_exactly_that_many_launches_through(check: Callable[[str], None]) -> None:
     check("""
         shim.inside_close(LAUNCH)

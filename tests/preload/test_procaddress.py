@@ -18,10 +18,10 @@ Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
 # What the checks run with, in a process under the shim: `address` of a symbol by dlsym, `ask` both entry points.
 PRELUDE = """
 import ctypes, os
-from shim.hooks import HOOKS, NEWEST_CUDA, Kind, Variant
+from shim.hooks import LOOKUPS, NEWEST_CUDA, Kind, Variant
 cuda = ctypes.CDLL("libcuda.so.1")
 FLAGS = {Variant.ANY: (0, 1, 2), Variant.LEGACY: (0, 1), Variant.PER_THREAD: (2,)}
-EXPORTED = [hook for hook in HOOKS if hook.kind is not Kind.REAL]
+EXPORTED = [hook for hook in LOOKUPS if hook.kind is not Kind.REAL]
 
 def address(symbol):
     return ctypes.cast(getattr(cuda, symbol), ctypes.c_void_p).value
@@ -106,7 +106,7 @@ def test_two_abis_under_one_name(run: Run, stub_driver: Path, env: dict[str, str
 
 def test_what_is_not_in_the_table_is_the_drivers(run: Run, stub_driver: Path) -> None:
     check(run, stub_driver, """
-        assert image(ask("cuStreamSynchronize", 2000))[0] == "libcuda.so.1"
+        assert image(ask("cuCtxSynchronize", 2000))[0] == "libcuda.so.1"
         assert ask("cuMemAlloc_v2_and_more", NEWEST_CUDA) is None
         assert ask("cuMemAll", NEWEST_CUDA) is None
     """)  # fmt: skip
@@ -143,6 +143,23 @@ def test_an_unknown_abi_is_never_given_a_known_wrapper(run: Run, stub_driver: Pa
         assert ask("cuMemAlloc", 13000) == address("cuMemAlloc_v2")
     """, STUB_VERSION="14000", STUB_NEW_ABI="cuMemAlloc", GPUSHARE_LOG="1")  # fmt: skip
     assert log.count("cuMemAlloc asked for at version 14000") == 1
+
+
+def test_an_unknown_form_of_a_question_is_not_counted(run: Run, stub_driver: Path) -> None:
+    """It is the driver's, and no suspend has to be refused for it."""
+    log = check(run, stub_driver, """
+        assert image(ask("cuStreamGetCaptureInfo", 14000)) == ("libcuda.so.1", "stub_new_abi")
+    """, STUB_VERSION="14000", STUB_NEW_ABI="cuStreamGetCaptureInfo", GPUSHARE_LOG="1")  # fmt: skip
+    assert "cuStreamGetCaptureInfo" not in log
+
+
+def test_a_name_that_moved_to_another_symbol(run: Run, stub_driver: Path) -> None:
+    """From 12.0 on cuGraphInstantiate is what 11.4 called cuGraphInstantiateWithFlags: fewer parameters."""
+    check(run, stub_driver, """
+        assert ask("cuGraphInstantiate", 11080) == address("cuGraphInstantiate_v2")
+        assert ask("cuGraphInstantiate", 12000) == address("cuGraphInstantiateWithFlags")
+        assert ask("cuGraphInstantiateWithFlags", 12000) == address("cuGraphInstantiateWithFlags")
+    """)  # fmt: skip
 
 
 @ADDRESSES

@@ -1,48 +1,31 @@
-"""The hook table against NVIDIA's header, and what is generated from it."""
+"""The hook table against NVIDIA's header, and what is generated from it; `test_census.py` has the other functions."""
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import re
 from pathlib import Path
 
 import pytest
 
 from shim import generate
-from shim.hooks import HOOKS, NEWEST_CUDA, SIMULATOR_FUNCTIONS, Class, Hook, Kind, Variant, base_name
+from shim.hooks import HOOKS, LOOKUPS, SIMULATOR_FUNCTIONS, Gate, Hook, Kind, Variant, base_name
+from tests.unit.headers import include_folder, newest_cuda_h
 
 ROOT = Path(__file__).resolve().parents[2]
 HANDLE = "CUmemGenericAllocationHandle"
 PATTERN = re.compile(r"PFN_(cu\w+?)_v(\d+)(_pt[ds]s?z?)?\)\(([^;]*)\);")
 
 
-def _headers() -> Path:
-    """Return the folder of cuda.h: $GPUSHARE_CUDA_INCLUDE, or that of the wheel nvidia-cuda-runtime."""
-    if folder := os.environ.get("GPUSHARE_CUDA_INCLUDE"):
-        return Path(folder)
-    spec = importlib.util.find_spec("nvidia")
-    for root in (spec.submodule_search_locations or []) if spec else []:
-        if (found := Path(root) / "cu13" / "include" / "cudaTypedefs.h").exists():
-            return found.parent
-    pytest.skip("NVIDIA's header is not installed (wheel nvidia-cuda-runtime, extra dev)")
-
-
 @pytest.fixture(scope="module")
 def cuda_h() -> str:
     """NVIDIA's cuda.h, of the version that the table was compared with."""
-    text = (_headers() / "cuda.h").read_text()
-    found = re.search(r"#define CUDA_VERSION (\d+)", text)
-    assert found
-    if int(found[1]) < NEWEST_CUDA:
-        pytest.skip(f"the header is of CUDA {found[1]}, the table of {NEWEST_CUDA}")
-    return text
+    return newest_cuda_h()
 
 
 @pytest.fixture(scope="module")
 def abis(cuda_h: str) -> dict[tuple[str, int, Variant], str]:
     """Every ABI that the header knows: (name, version, default stream) → parameters."""
-    text = (_headers() / "cudaTypedefs.h").read_text()
+    text = (include_folder() / "cudaTypedefs.h").read_text()
     found: dict[tuple[str, int, Variant], str] = {}
     for name, version, twin, params in PATTERN.findall(text):
         found[name, int(version), Variant.PER_THREAD if twin else Variant.LEGACY] = params
@@ -83,10 +66,7 @@ def test_no_abi_of_a_hooked_name_is_missing(abis: dict[tuple[str, int, Variant],
     """A name that is hooked in one form and not in another would be a way past the gate."""
     hooked = {hook.name for hook in HOOKS if hook.kind is not Kind.REAL}
     ours = {_key(hook) for hook in HOOKS}
-    missing = {key for key in abis if key[0] in hooked and key not in ours}
-    # The old 32-bit forms of queries carry nothing and wait for nothing.
-    queries = {"cuMemGetAddressRange", "cuMemGetInfo", "cuMemHostGetDevicePointer"}
-    assert {key for key in missing if not (key[0] in queries and key[1] < 3020)} == set()
+    assert {key for key in abis if key[0] in hooked and key not in ours} == set()
 
 
 def test_symbols_are_those_of_the_header(cuda_h: str) -> None:
@@ -95,8 +75,8 @@ def test_symbols_are_those_of_the_header(cuda_h: str) -> None:
     for name, hook in newest.items():
         defined = re.search(rf"#define {name} +(?:__CUDA_API_PT\w+\((\w+)\)|(\w+))\s", cuda_h)
         target = (defined[1] or defined[2]) if defined else name
-        # Names of CUDA 13.1 and later keep the older ABI for source code that does not ask.
-        assert hook.symbol == target or hook.since >= 13010, (hook, target)
+        # Names of CUDA 13.1 and later, and this one, keep the older ABI for source code that does not ask.
+        assert hook.symbol == target or hook.since >= 13010 or name == "cuStreamGetCtx", (hook, target)
         assert re.search(rf"\b{hook.symbol}\b", cuda_h), hook
 
 
@@ -105,8 +85,7 @@ def test_every_function_that_takes_a_handle_is_hooked(cuda_h: str) -> None:
     code = re.sub(r"/\*.*?\*/", "", cuda_h, flags=re.S)
     declared = re.findall(r"CUDAAPI\s+(cu\w+)\s*\(([^;]*)\);", code)
     takers = {base_name(symbol) for symbol, params in declared if HANDLE in params}
-    custom = {hook.name for hook in HOOKS if hook.kind is Kind.CUSTOM}
-    assert takers - custom == set()
+    assert takers - {hook.name for hook in HOOKS if hook.by_hand} == set()
 
 
 def test_rows_are_consistent() -> None:
@@ -114,16 +93,16 @@ def test_rows_are_consistent() -> None:
     for hook in HOOKS:
         assert hook.until == 0 or hook.until > hook.since, hook
         assert hook.symbol.endswith(("_ptds", "_ptsz")) == (hook.variant is Variant.PER_THREAD), hook
-        assert hook.kind is not Kind.GATED or hook.cls in (Class.LAUNCH, Class.MEMORY), hook
+        assert hook.kind is not Kind.GATED or hook.gate is not Gate.NONE, hook
         if hook.variant is Variant.LEGACY:
             assert any(other.symbol in (f"{hook.symbol}_ptds", f"{hook.symbol}_ptsz") for other in HOOKS), hook
 
 
 def test_no_two_rows_answer_one_question() -> None:
-    for hook in HOOKS:
+    for hook in LOOKUPS:
         rivals = [
             other
-            for other in HOOKS
+            for other in LOOKUPS
             if other.name == hook.name
             and other is not hook
             and (other.variant is hook.variant or Variant.ANY in (other.variant, hook.variant))
@@ -134,9 +113,10 @@ def test_no_two_rows_answer_one_question() -> None:
         assert all(other.since < 3020 for other in rivals), (hook, rivals)
 
 
-def test_the_listing_is_the_table() -> None:
-    page = (ROOT / "docs" / "reference" / "hooks.md").read_text()
-    assert page == generate.documentation(), "run: python -m shim.generate --docs docs/reference/hooks.md"
+@pytest.mark.parametrize("page", generate.pages())
+def test_the_pages_are_the_table(page: str) -> None:
+    text = (ROOT / "docs" / "reference" / page).read_text()
+    assert text == generate.pages()[page], "run: python -m shim.generate --docs docs/reference"
 
 
 def test_generated_header_knows_every_symbol() -> None:
