@@ -115,14 +115,14 @@ cdef void fdrefs_drop(Object *o, bint stale) noexcept nogil:
             return
 
 
-cdef bint fdrefs_of(Object *o) noexcept nogil:
-    """Say whether descriptors of an object are known."""
+cdef bint fdrefs_of(Object *o, bint current) noexcept nogil:
+    """Say whether descriptors of an object are known, or, with `current`, of its newest incarnation."""
     cdef uint32_t cursor = 0
     cdef FdRef *ref = NULL
     gs_lock(&tables_mutex)
     while fdrefs.live != 0:
         ref = <FdRef *>table_next(&fdrefs, sizeof(FdRef), &cursor)
-        if ref == NULL or ref.object == o:
+        if ref == NULL or (ref.object == o and not (current and is_stale(ref))):
             break
     gs_unlock(&tables_mutex)
     return ref != NULL
@@ -145,8 +145,8 @@ cdef int fdref_current(Object *o) noexcept nogil:
     return fd
 
 
-cdef Object *object_pin_fd(int fd, FdRef **found) noexcept nogil:
-    """Return the object that a descriptor stands for, pinned, or NULL."""
+cdef Object *object_pin_fd(int fd, FdRef *found) noexcept nogil:
+    """Return the object that a descriptor stands for, pinned, and a copy of what is known of it; or NULL."""
     cdef uint32_t cursor = 0
     cdef FdRef *ref
     cdef Object *o = NULL
@@ -159,7 +159,7 @@ cdef Object *object_pin_fd(int fd, FdRef **found) noexcept nogil:
             o = ref.object
             o.pins += 1
             if found != NULL:
-                found[0] = ref
+                found[0] = ref[0]
             break
     gs_unlock(&tables_mutex)
     return o

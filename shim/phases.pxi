@@ -204,8 +204,11 @@ cdef bint drop_all(bint owned, uint64_t *freed, Failure *f) noexcept nogil:
             return True
         if is_carried(o, CLASS_DEVICE) and is_owned(o) == owned:
             held = o.real != 0
-            if not (object_unmap(o, f) if owned and fdrefs_of(o) else object_drop(o, f)):
+            if not (object_unmap(o, f) if owned and fdrefs_of(o, False) else object_drop(o, f)):
                 return False
+            if not owned and o.internal:
+                # The application has no descriptor of it, and ours would keep the memory.
+                fdrefs_drop(o, False)
             if held and owned and o.real == 0:
                 freed[0] += o.size
 
@@ -297,8 +300,8 @@ cdef bint import_again(Object *o, uint64_t deadline, Failure *f) noexcept nogil:
     if rc == 0:
         o.epoch = got.epoch
         o.real = real
-        fdrefs_drop(o, True)
-        if not fdrefs_of(o):
+        # What is known of older descriptors stays: unseal finds those that the application still holds by it.
+        if not fdrefs_of(o, True):
             fdref_new(o, got.fd, True)
     close(got.fd)
     return rc == 0 or fail_cuda(f, b"cuMemImportFromShareableHandle", rc, o, 0)
@@ -511,6 +514,7 @@ cdef bint phase_open(Failure *f) noexcept nogil:
     if not everything_live(f):
         return False
     received_forget()
+    fdrefs_drop(NULL, True)
     pieces_clear()
     disturbed = 0
     phase = PHASE_RUNNING

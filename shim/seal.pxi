@@ -145,7 +145,7 @@ cdef bint seal_fd(int number, Object *o, bint received, Failure *f) noexcept nog
 cdef bint seal_fds(bint stale_only, Failure *f) noexcept nogil:
     """Replace every descriptor that is an export, or only those of an incarnation that is no more."""
     cdef FdWalk walk
-    cdef FdRef *ref = NULL
+    cdef FdRef ref
     cdef Object *o
     cdef bint done = True
     cdef int number
@@ -165,7 +165,7 @@ cdef bint seal_fds(bint stale_only, Failure *f) noexcept nogil:
         o = object_pin_fd(number, &ref)
         if o == NULL:
             continue
-        if done and (not stale_only or is_stale(ref)):
+        if done and (not stale_only or is_stale(&ref)):
             done = seal_fd(number, o, ref.received, f)
         object_unpin(o)
     return done

@@ -358,7 +358,7 @@ cdef void verb_orphans(Reply *r, uint64_t first) noexcept nogil:
 cdef void verb_fds(Reply *r, uint64_t first) noexcept nogil:
     """List the descriptors of this process that are exports."""
     cdef FdWalk walk
-    cdef FdRef *ref = NULL
+    cdef FdRef ref
     cdef Object *o
     cdef int number
     cdef const char *kind
