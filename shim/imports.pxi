@@ -11,10 +11,14 @@ cdef enum:
 cdef bint resolve_locally(Object *o, int fd) noexcept nogil:
     """Find the owner of an import among what this process exported or received before."""
     cdef Object *owner = object_pin_fd(fd, NULL)
+    cdef Object known
     if owner == NULL:
         return False
-    if owner != o and owner.owner == OWNER_KNOWN:
-        import_known(o, owner.key_nonce, owner.key_id, owner_pid(owner), owner.epoch, owner.size)
+    gs_lock(&tables_mutex)
+    known = owner[0]
+    gs_unlock(&tables_mutex)
+    if owner != o and known.owner == OWNER_KNOWN:
+        import_known(o, known.key_nonce, known.key_id, owner_pid(&known), known.epoch, known.size)
     object_unpin(owner)
     return o.owner == OWNER_KNOWN
 
@@ -66,8 +70,6 @@ cdef CUresult import_object(Object **out, int fd) noexcept nogil:
     cdef CUresult rc
     if o == NULL:
         return CUDA_ERROR_OUT_OF_MEMORY
-    o.owner = OWNER_UNKNOWN
-    o.key_nonce = 0
     rc = gs_real.cuMemImportFromShareableHandle(&real, <void *><uintptr_t>fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
     if rc != 0:
         object_unpin(o)
@@ -181,23 +183,59 @@ cdef int ask_owner(Object *o, uint32_t *epoch) noexcept nogil:
     return 0 if wire_is(reply, b"code", b"gone") else -1
 
 
-cdef void refresh_imports() noexcept nogil:
-    """Ask all owners again; marks orphans, and finds owners that were not known."""
-    cdef uint32_t cursor = 0, epoch = 0
-    cdef Object *o
+cdef uint32_t elections     # changes whenever the supervisor names another owner
+
+
+cdef void owner_refresh(Object *o) noexcept nogil:
+    """Ask the owner of an import again; an answer that an election has overtaken counts for nothing."""
+    cdef uint32_t epoch = 0, seen = gs_load(&elections)
     cdef int answer
+    if o.owner == OWNER_UNKNOWN:
+        retry_unknown(o)
+    if o.owner == OWNER_UNKNOWN:
+        return
+    answer = ask_owner(o, &epoch)
+    gs_lock(&tables_mutex)
+    if answer >= 0 and seen == gs_load(&elections):
+        o.owner = OWNER_KNOWN if answer == 1 else OWNER_GONE
+    gs_unlock(&tables_mutex)
+
+
+cdef void refresh_imports() noexcept nogil:
+    """Ask all owners again; marks orphans, and finds owners that were not known.
+
+    An import that is still under way is left to the call that makes it.
+    """
+    cdef uint32_t cursor = 0
+    cdef Object *o
     while True:
         o = next_object_pinned(&cursor)
         if o == NULL:
             return
-        if is_shared_import(o):
-            if o.owner == OWNER_UNKNOWN:
-                retry_unknown(o)
-            if o.owner != OWNER_UNKNOWN:
-                answer = ask_owner(o, &epoch)
-                if answer >= 0:
-                    o.owner = OWNER_KNOWN if answer == 1 else OWNER_GONE
+        if is_import_in_use(o):
+            owner_refresh(o)
         object_unpin(o)
+
+
+cdef bint elect(uint64_t nonce, uint64_t id, int pid, bint adopt) noexcept nogil:
+    """Name the owner of every import with a key; with `adopt` the first of them becomes ours. False: there is none."""
+    cdef uint32_t cursor = 0, found = 0
+    cdef Object *o
+    gs_lock(&tables_mutex)
+    gs_add(&elections, 1)
+    while True:
+        o = <Object *>table_next(&objects, sizeof(Object), &cursor)
+        if o == NULL:
+            break
+        if o.dying or not is_shared_import(o) or o.key_nonce != nonce or o.key_id != id:
+            continue
+        if adopt and found == 0:
+            o.origin = ORIGIN_ADOPTED
+        o.exporter = pid
+        o.owner = OWNER_KNOWN
+        found += 1
+    gs_unlock(&tables_mutex)
+    return found != 0
 
 
 cdef Object *next_object_pinned(uint32_t *cursor) noexcept nogil:

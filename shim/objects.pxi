@@ -102,10 +102,13 @@ cdef Object *object_new(uint8_t origin) noexcept nogil:
     if o != NULL:
         o.id = generation << SLOT_BITS | table_index(&objects, sizeof(Object), o)
         o.origin = origin
-        o.owner = OWNER_KNOWN
-        o.key_nonce = process_nonce
-        o.key_id = o.id
         o.pins = 1
+        if origin == ORIGIN_IMPORTED:
+            o.owner = OWNER_UNKNOWN
+        else:
+            o.owner = OWNER_KNOWN
+            o.key_nonce = process_nonce
+            o.key_id = o.id
         o.memfd = -1
     gs_unlock(&tables_mutex)
     if o == NULL:
@@ -221,6 +224,23 @@ cdef void object_forget(Object *o) noexcept nogil:
     gs_lock(&tables_mutex)
     table_give(&objects, sizeof(Object), o)
     gs_unlock(&tables_mutex)
+
+
+cdef bint next_object_copy(uint32_t *cursor, Object *copy) noexcept nogil:
+    """Copy the next object that is in use and stays so; for questions while the application works.
+
+    What a copy points to may be gone: it is for the words and numbers of an answer.
+    """
+    cdef Object *o
+    gs_lock(&tables_mutex)
+    while True:
+        o = <Object *>table_next(&objects, sizeof(Object), cursor)
+        if o == NULL or o.dying == 0:
+            break
+    if o != NULL:
+        copy[0] = o[0]
+    gs_unlock(&tables_mutex)
+    return o != NULL
 
 
 cdef Object *next_object(uint32_t *cursor) noexcept nogil:

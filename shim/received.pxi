@@ -22,8 +22,6 @@ cdef void received_note(int number) noexcept nogil:
     if o == NULL:
         return
     o.cls = CLASS_UNUSED
-    o.owner = OWNER_UNKNOWN
-    o.key_nonce = 0
     if not resolve_import(o, number) or not fdref_new(o, number, True):
         object_unpin(o)
 

@@ -89,6 +89,17 @@ cdef bint uncarried_remove(uint32_t kind, uint64_t value) noexcept nogil:
     return u != NULL
 
 
+cdef bint next_uncarried_copy(uint32_t *cursor, Uncarried *copy) noexcept nogil:
+    """Copy the next counted object; False at the end."""
+    cdef Uncarried *u
+    gs_lock(&tables_mutex)
+    u = <Uncarried *>table_next(&uncarried, sizeof(Uncarried), cursor)
+    if u != NULL:
+        copy[0] = u[0]
+    gs_unlock(&tables_mutex)
+    return u != NULL
+
+
 cdef uint32_t uncarried_total() noexcept nogil:
     """Return how many objects stand in the way of a suspend."""
     cdef uint32_t total = 0, kind, cursor = 0

@@ -205,13 +205,10 @@ cdef void verb_status(Reply *r) noexcept nogil:
     cdef uint32_t cursor = 0, imports = 0, exports = 0
     cdef uint64_t carried = 0
     cdef const char *lease_word = b"none"
-    cdef Object *o
-    while True:
-        o = next_object(&cursor)
-        if o == NULL:
-            break
-        imports += 0 if is_owned(o) or o.cls == CLASS_UNUSED else 1
-        carried += o.size if is_owned(o) and o.kind == KIND_CARRIED else 0
+    cdef Object o
+    while next_object_copy(&cursor, &o):
+        imports += 0 if is_owned(&o) or o.cls == CLASS_UNUSED else 1
+        carried += o.size if is_owned(&o) and o.kind == KIND_CARRIED else 0
     exports = count_exports()
     if gs_load(&lease) == LEASE_HELD:
         lease_word = b"held"
@@ -257,20 +254,17 @@ cdef void verb_plan(Reply *r) noexcept nogil:
     cdef uint64_t device_bytes = 0, host_bytes = 0
     cdef uint32_t cursor = 0, unresolved = 0
     cdef Device *d
-    cdef Object *o
+    cdef Object o
     cdef int i
     memset(per_device, 0, sizeof(per_device))
-    while True:
-        o = next_object(&cursor)
-        if o == NULL:
-            break
-        if is_import_in_use(o) and o.owner == OWNER_UNKNOWN:
+    while next_object_copy(&cursor, &o):
+        if is_import_in_use(&o) and o.owner == OWNER_UNKNOWN:
             unresolved += 1
-        if is_saved_here(o):
+        if is_saved_here(&o):
             device_bytes += o.size
             if 0 <= o.props.location.id < MAX_DEVICES:
                 per_device[o.props.location.id] += o.size
-        elif is_carried(o, CLASS_HOST) and is_owned(o):
+        elif is_carried(&o, CLASS_HOST) and is_owned(&o):
             host_bytes += o.size
     out_number(&r.text, b"arena_bytes", device_bytes)
     out_number(&r.text, b"host_bytes", host_bytes)
@@ -294,28 +288,20 @@ cdef void uncarried_row(Reply *r, uint64_t first, uint32_t kind, uint64_t count,
 cdef void verb_uncarried(Reply *r, uint64_t first) noexcept nogil:
     """List what stands in the way of a suspend."""
     cdef uint32_t cursor = 0
-    cdef Uncarried *u
-    cdef Object *o
+    cdef Uncarried u
+    cdef Object o
     r.is_list = True
     if unknown_abi_count() != 0:
         uncarried_row(r, first, KIND_UNKNOWN_ABI, unknown_abi_count(), 0)
-    while True:
-        gs_lock(&tables_mutex)
-        u = <Uncarried *>table_next(&uncarried, sizeof(Uncarried), &cursor)
-        gs_unlock(&tables_mutex)
-        if u == NULL:
-            break
+    while next_uncarried_copy(&cursor, &u):
         uncarried_row(r, first, u.kind, 1, u.value)
     cursor = 0
-    while True:
-        o = next_object(&cursor)
-        if o == NULL:
-            break
+    while next_object_copy(&cursor, &o):
         if o.kind != KIND_CARRIED:
             uncarried_row(r, first, o.kind, 1, o.id)
 
 
-cdef const char *owner_word(Object *o) noexcept nogil:
+cdef const char *owner_word(const Object *o) noexcept nogil:
     """Return the protocol's word for what is known about an import."""
     if o.owner == OWNER_KNOWN:
         return b"resolved"
@@ -325,18 +311,15 @@ cdef const char *owner_word(Object *o) noexcept nogil:
 cdef void verb_imports(Reply *r, uint64_t first) noexcept nogil:
     """List the imports, after asking their owners."""
     cdef uint32_t cursor = 0
-    cdef Object *o
+    cdef Object o
     r.is_list = True
     if first == 0:
         refresh_imports()
-    while True:
-        o = next_object(&cursor)
-        if o == NULL:
-            break
-        if is_import_in_use(o) and reply_row(r, first):
+    while next_object_copy(&cursor, &o):
+        if is_import_in_use(&o) and reply_row(r, first):
             out_key(&r.groups, b"key", o.key_nonce, o.key_id)
             out_number(&r.groups, b"pid", <uint64_t>o.exporter)
-            out_word(&r.groups, b"state", owner_word(o))
+            out_word(&r.groups, b"state", owner_word(&o))
             out_number(&r.groups, b"bytes", o.size)
             out_hex(&r.groups, b"object", o.id)
 
@@ -344,13 +327,10 @@ cdef void verb_imports(Reply *r, uint64_t first) noexcept nogil:
 cdef void verb_orphans(Reply *r, uint64_t first) noexcept nogil:
     """List imports that nobody owns; the last `imports` or `close-memory` found them."""
     cdef uint32_t cursor = 0
-    cdef Object *o
+    cdef Object o
     r.is_list = True
-    while True:
-        o = next_object(&cursor)
-        if o == NULL:
-            break
-        if is_shared_import(o) and o.owner == OWNER_GONE and reply_row(r, first):
+    while next_object_copy(&cursor, &o):
+        if is_shared_import(&o) and o.owner == OWNER_GONE and reply_row(r, first):
             out_key(&r.groups, b"key", o.key_nonce, o.key_id)
             out_number(&r.groups, b"bytes", o.size)
 
@@ -403,25 +383,11 @@ cdef void verb_drain(Reply *r) noexcept nogil:
 cdef void verb_elect(Request *q, Reply *r) noexcept nogil:
     """Make this process the owner of an import (adopt), or another one (redirect)."""
     cdef uint64_t nonce = 0, id = 0
-    cdef uint32_t cursor = 0, found = 0
     cdef bint adopt = q.verb == V_ADOPT
     cdef int pid = getpid() if adopt else <int>wire_number(q.text, b"pid", 0)
-    cdef Object *o
     if not wire_key(q.text, b"key", &nonce, &id) or pid <= 0:
         reply_error(r, b"argument")
-        return
-    while True:
-        o = next_object(&cursor)
-        if o == NULL:
-            break
-        if not is_shared_import(o) or o.key_nonce != nonce or o.key_id != id:
-            continue
-        if adopt and found == 0:
-            o.origin = ORIGIN_ADOPTED
-        o.exporter = pid
-        o.owner = OWNER_KNOWN
-        found += 1
-    if found == 0 and not (adopt and owns_key(nonce, id)):
+    elif not elect(nonce, id, pid, adopt) and not (adopt and owns_key(nonce, id)):
         reply_error(r, b"gone")
 
 

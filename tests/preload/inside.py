@@ -33,6 +33,13 @@ EXPORT unsigned inside_unknown(void) { return @unknown_abi_count(); }
 EXPORT unsigned long inside_format(char *out, unsigned long size, const char *text, int number, unsigned long wide) {
     return gs_format(out, size, "<%s %.*s %d %u %lx %zu %c%%>", text, 2, text, number, number, wide, wide, 'c');
 }
+EXPORT int inside_import_under_way(void) {
+    __auto_type o = @object_new(2 /* ORIGIN_IMPORTED */);
+    @refresh_imports();
+    int owner = o->owner;
+    @object_unpin(o);
+    return owner;
+}
 static void thread_of_ours(void *seen) { prctl(PR_GET_NAME, seen); ((char *)seen)[16] = 1; }
 EXPORT int inside_thread(char *seen) { return @start_thread(thread_of_ours, seen); }
 """

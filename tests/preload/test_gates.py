@@ -293,6 +293,14 @@ def test_a_captured_stream_passes(check: Callable[[str], None]) -> None:
     """)
 
 
+def test_nobody_asks_whose_an_import_under_way_is(check: Callable[[str], None]) -> None:
+    """The call that makes it finds out; an answer in between would be about an object that has no key yet."""
+    check("""
+        UNKNOWN = 2
+        assert shim.inside_import_under_way() == UNKNOWN
+    """)
+
+
 def test_threads_of_ours_and_nested_calls_pass(check: Callable[[str], None]) -> None:
     check("""
         def ours():

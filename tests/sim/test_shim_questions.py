@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from tests.programs.client import Worker
 from tests.sim import shim_control
+from tests.sim.shim_control import GRANULE, ask
 
 SECONDS = 4
 
@@ -24,3 +28,26 @@ def test_imports_listed_while_memory_is_imported_and_released(start_worker: Call
     state = worker.loop_stop(loop)
     assert asked > 10 and state["count"] > 0
     assert not state["errors"], state
+
+
+def test_an_answer_that_an_election_overtakes_counts_for_nothing(start_worker: Callable[..., Worker]) -> None:
+    """An owner is asked, another one is named meanwhile, and then the first one says that it has the memory no more."""
+    owner, first, second = start_worker(), start_worker(), start_worker()
+    block = owner.block(GRANULE)
+    exported = owner.mem_export(block["handle"])
+    for worker in (first, second):
+        worker.import_block(owner.hand(exported, worker), GRANULE)
+    key = shim_control.rows(first.pid, "imports")[0]["key"]
+    owner.drop_block(block)
+    os.kill(owner.pid, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as pool:
+        rows = pool.submit(shim_control.rows, second.pid, "imports")
+        until = time.monotonic() + 10
+        while ask(second.pid, "status")["busy"] != "imports":
+            assert time.monotonic() < until
+        time.sleep(0.2)
+        ask(first.pid, "adopt", key=key)
+        ask(second.pid, "redirect", key=key, pid=first.pid)
+        os.kill(owner.pid, signal.SIGCONT)
+        (row,) = rows.result()
+    assert (row["state"], int(row["pid"])) == ("resolved", first.pid)
