@@ -13,6 +13,9 @@ cdef enum:
     JOB_RUNNING = 2
     EFD_CLOEXEC = 0o2000000
     EFD_NONBLOCK = 0o4000
+    SPARE_FDS = 4
+    ACCEPT_PAUSE_MS = 100
+    POLL_FOREVER_MS = 0x7FFFFFFF
     LEASE_NONE = 0
     LEASE_HELD = 1
     LEASE_LOST = 2
@@ -45,6 +48,8 @@ ctypedef struct Reply:
 cdef Connection[MAX_CONNECTIONS] connections
 cdef int listening          # the socket, plus one
 cdef int wake_listener      # an eventfd, plus one
+cdef int[SPARE_FDS] spares  # descriptors kept for connections, plus one; 0: lent out
+cdef uint64_t accept_after  # no connection is accepted before this moment
 cdef Request listener_request
 cdef Request job
 cdef uint32_t job_state     # futex
@@ -128,14 +133,15 @@ cdef void out_words(Out *o, const char *text) noexcept nogil:
 
 
 cdef void reply_send(Reply *r, int connection) noexcept nogil:
-    """Send a reply; a client that does not read is the client's trouble."""
+    """Send a reply.  A client that does not read loses its connection: nobody else is kept waiting for it."""
     if r.is_list:
         out_number(&r.text, b"total", r.total)
         out_number(&r.text, b"next", r.next)
         out_bytes(&r.text, r.groups.text, r.groups.used)
     if r.text.full:
         reply_error(r, b"size")
-    send_datagram(connection, r.text.text, r.text.used, r.fd)
+    if not send_datagram(connection, r.text.text, r.text.used, r.fd, MSG_DONTWAIT):
+        shutdown(connection, SHUT_RDWR)
     if r.fd >= 0:
         close(r.fd)
         r.fd = -1
@@ -205,9 +211,54 @@ cdef bint may_speak(int connection) noexcept nogil:
     return cred.uid == 0 or cred.uid == geteuid()
 
 
+cdef void spare_take(int number) noexcept nogil:
+    """Keep a descriptor's number for a connection to come, in place of what it was; -1: any number.
+
+    A process that has used up its descriptors while it is suspended must still be brought back.
+    """
+    cdef int i = 0
+    while i < SPARE_FDS and spares[i] != 0:
+        i += 1
+    if i == SPARE_FDS:
+        close(number)
+    elif number < 0:
+        spares[i] = fcntl(wake_listener - 1, F_DUPFD_CLOEXEC, 3) + 1
+    else:
+        spares[i] = dup3(wake_listener - 1, number, O_CLOEXEC) + 1
+        if spares[i] == 0:
+            close(number)
+
+
+cdef bint spare_give() noexcept nogil:
+    """Free a number that was kept; False if none is left."""
+    cdef int i
+    for i in range(SPARE_FDS):
+        if spares[i] != 0:
+            close(spares[i] - 1)
+            spares[i] = 0
+            return True
+    return False
+
+
+cdef int accept_now() noexcept nogil:
+    """Accept a connection, under a spare number if there is no other; -1: none now.
+
+    What cannot be accepted keeps the socket readable, so the listener looks away from it for a moment.
+    """
+    global accept_after
+    cdef int connection
+    while True:
+        connection = accept4(listening - 1, NULL, NULL, SOCK_CLOEXEC)
+        if connection >= 0 or errno == EAGAIN or errno == EINTR or errno == ECONNABORTED:
+            return connection
+        if errno != EMFILE or not spare_give():
+            accept_after = deadline_in(ACCEPT_PAUSE_MS)
+            return -1
+
+
 cdef void listener_accept() noexcept nogil:
     """Accept a connection; who may not speak, or does not fit, gets no reply."""
-    cdef int connection = accept4(listening - 1, NULL, NULL, SOCK_CLOEXEC)
+    cdef int connection = accept_now()
     cdef int i
     if connection < 0:
         return
@@ -218,7 +269,7 @@ cdef void listener_accept() noexcept nogil:
                 connections[i].lease = 0
                 gs_store(&connections[i].busy, 0)
                 return
-    close(connection)
+    spare_take(connection)
 
 
 cdef void connection_close(Connection *c) noexcept nogil:
@@ -227,7 +278,7 @@ cdef void connection_close(Connection *c) noexcept nogil:
         c.lease = 0
         gs_store(&lease, LEASE_LOST)
         gs_log(b"the supervisor is gone without taking leave")
-    close(c.fd - 1)
+    spare_take(c.fd - 1)
     c.fd = 0
 
 
@@ -238,12 +289,14 @@ cdef void listener_receive(Connection *c) noexcept nogil:
     cdef ssize_t n = receive_datagram(c.fd - 1, q.text, REQUEST_BYTES, &q.fd, MSG_DONTWAIT)
     if n < 0 and (errno == EAGAIN or errno == EINTR):
         return
-    if n <= 0:
+    if n <= 0 and not (n < 0 and errno == EMSGSIZE):
         connection_close(c)
         return
     q.connection = c
     reply_begin(r)
-    if not verb_begin(q, r):
+    if n < 0:
+        reply_error(r, b"size")
+    elif not verb_begin(q, r):
         return
     if q.fd >= 0:
         close(q.fd)
@@ -283,9 +336,12 @@ cdef void job_expire() noexcept nogil:
 
 cdef int poll_timeout() noexcept nogil:
     """Return how long the listener may sleep."""
-    if gs_load(&job_state) == JOB_NONE or job.deadline == 0 or gs_load(&job.answered) != 0:
-        return -1
-    return <int>time_left(job.deadline) + 1
+    cdef uint64_t pause = time_left(accept_after)
+    cdef uint64_t limit = pause + 1 if pause != 0 else POLL_FOREVER_MS
+    if gs_load(&job_state) != JOB_NONE and job.deadline != 0 and gs_load(&job.answered) == 0:
+        if time_left(job.deadline) + 1 < limit:
+            limit = time_left(job.deadline) + 1
+    return <int>limit
 
 
 cdef struct_pollfd[MAX_CONNECTIONS + 2] listener_polls
@@ -298,7 +354,7 @@ cdef void listener_main(void *unused) noexcept nogil:
     cdef int i
     capture_mode_relaxed()
     while True:
-        listener_polls[0].fd = listening - 1
+        listener_polls[0].fd = listening - 1 if time_left(accept_after) == 0 else -1
         listener_polls[1].fd = wake_listener - 1
         for i in range(MAX_CONNECTIONS):
             # A connection whose request runs is left alone; its number must not be used for another one meanwhile.
@@ -325,7 +381,7 @@ cdef bint control_listen() noexcept nogil:
     global listening, wake_listener
     cdef struct_sockaddr_un address
     cdef socklen_t n = socket_address(&address, getpid())
-    cdef int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)
+    cdef int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), i
     if fd < 0:
         return False
     if bind(fd, <sockaddr *>&address, n) != 0 or listen(fd, BACKLOG) != 0:
@@ -333,8 +389,13 @@ cdef bint control_listen() noexcept nogil:
         close(fd)
         return False
     wake_listener = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK) + 1
+    if wake_listener == 0:
+        close(fd)
+        return False
     listening = fd + 1
-    return wake_listener != 0
+    for i in range(SPARE_FDS):
+        spare_take(-1)
+    return True
 
 
 cdef void control_start() noexcept nogil:
@@ -353,6 +414,8 @@ cdef void core_fork_child() noexcept nogil:
     for i in range(MAX_CONNECTIONS):
         if connections[i].fd != 0:
             close(connections[i].fd - 1)
+    while spare_give():
+        pass
     if job.fd > 0:
         close(job.fd)
     memset(connections, 0, sizeof(connections))
@@ -363,11 +426,12 @@ cdef void core_fork_child() noexcept nogil:
 
 cdef void control_forget() noexcept nogil:
     """Return the control state to that of a fresh process."""
-    global listening, wake_listener, job_state, lease, drain_wanted, phase, disturbed, placeholder
+    global listening, wake_listener, job_state, lease, drain_wanted, phase, disturbed, placeholder, accept_after
     if placeholder != 0:
         close(placeholder - 1)
     listening = wake_listener = placeholder = 0
     job_state = JOB_NONE
+    accept_after = 0
     lease = LEASE_NONE
     drain_wanted = 0
     phase = PHASE_RUNNING

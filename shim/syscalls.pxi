@@ -73,6 +73,8 @@ cdef extern from "platform.h" nogil:
         MSG_CMSG_CLOEXEC
         MSG_DONTWAIT
         MSG_NOSIGNAL
+        MSG_TRUNC
+        SHUT_RDWR
         O_CLOEXEC
         O_DIRECTORY
         O_RDONLY
@@ -82,6 +84,9 @@ cdef extern from "platform.h" nogil:
         EBADF
         EINTR
         EAGAIN
+        EMFILE
+        EMSGSIZE
+        ECONNABORTED
         EPERM
         ENOMEM
         ECONNREFUSED
@@ -112,6 +117,7 @@ cdef extern from "platform.h" nogil:
     int setsockopt(int fd, int level, int name, const void *value, socklen_t size)
     ssize_t sendmsg(int fd, const struct_msghdr *message, int flags)
     ssize_t recvmsg(int fd, struct_msghdr *message, int flags)
+    int shutdown(int fd, int how)
     int poll(struct_pollfd *fds, unsigned long count, int timeout_ms)
     struct_cmsghdr *CMSG_FIRSTHDR(struct_msghdr *message)
     struct_cmsghdr *CMSG_NXTHDR(struct_msghdr *message, struct_cmsghdr *header)

@@ -186,7 +186,10 @@ cdef bint reply_ok(const char *reply) noexcept nogil:
 # ---- datagrams ----
 
 cdef ssize_t receive_datagram(int connection, char *text, size_t room, int *fd, int flags) noexcept nogil:
-    """Receive one datagram as a string and at most one descriptor; 0 at the end, -1 with errno."""
+    """Receive one datagram as a string and at most one descriptor; 0 at the end, -1 with errno.
+
+    EMSGSIZE: it was longer than there is room, and half a number is a wrong number.
+    """
     cdef struct_msghdr message
     cdef struct_iovec part
     cdef char[128] control
@@ -220,10 +223,13 @@ cdef ssize_t receive_datagram(int connection, char *text, size_t room, int *fd, 
                     close(fds[i])
         header = CMSG_NXTHDR(&message, header)
     text[n] = 0
+    if message.msg_flags & MSG_TRUNC:
+        errno_set(EMSGSIZE)
+        return -1
     return n
 
 
-cdef bint send_datagram(int connection, const char *text, size_t n, int fd) noexcept nogil:
+cdef bint send_datagram(int connection, const char *text, size_t n, int fd, int flags) noexcept nogil:
     """Send one datagram, with a descriptor if `fd` is one."""
     cdef struct_msghdr message
     cdef struct_iovec part
@@ -245,7 +251,7 @@ cdef bint send_datagram(int connection, const char *text, size_t n, int fd) noex
         header.cmsg_len = CMSG_LEN(sizeof(int))
         (<int *>CMSG_DATA(header))[0] = fd
     while True:
-        sent = sendmsg(connection, &message, MSG_NOSIGNAL)
+        sent = sendmsg(connection, &message, MSG_NOSIGNAL | flags)
         if sent >= 0 or errno != EINTR:
             return sent == <ssize_t>n
 
@@ -307,7 +313,7 @@ cdef bint peer_call(int pid, const char *request, int fd, char *reply, size_t ro
     cdef int connection = peer_connect(pid, deadline)
     if connection < 0:
         return False
-    if send_datagram(connection, request, strlen(request), fd):
+    if send_datagram(connection, request, strlen(request), fd, 0):
         n = receive_datagram(connection, reply, room, &received, 0)
     close(connection)
     if received >= 0 and (n <= 0 or reply_fd == NULL):

@@ -13,6 +13,7 @@ import faulthandler
 import json
 import mmap
 import os
+import resource
 import signal
 import socket
 import sys
@@ -124,6 +125,15 @@ class Worker:
     def dup_fd(self, fd: int) -> int:
         """Duplicate a descriptor."""
         return os.dup(fd)
+
+    def use_up_fds(self) -> list[int]:
+        """Open descriptors until the process may have no more; return them."""
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        opened = []
+        with contextlib.suppress(OSError):
+            while True:
+                opened.append(os.dup(0))
+        return opened
 
     def nvidia_fds(self) -> list[str]:
         """Return what the open descriptors of the driver point to."""
