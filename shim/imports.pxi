@@ -6,6 +6,10 @@
 cdef enum:
     PEER_TIMEOUT_MS = 5000
     REPLY_BYTES = 512
+    MOST_PAUSE_MS = 50
+    FOR_REMAP = 0           # to have again what was dropped
+    FOR_FD = 1              # to put behind a descriptor of the application: the owner remembers it
+    FOR_OPEN = 2            # for a call of the application: not while the owner is suspended
 
 
 cdef bint resolve_locally(Object *o, int fd) noexcept nogil:
@@ -254,36 +258,41 @@ cdef Object *next_object_pinned(uint32_t *cursor) noexcept nogil:
 
 ctypedef struct Fetched:
     int fd
+    bint not_ready          # the owner has said that the memory is away
     uint32_t epoch
     uint64_t size
 
 
-cdef CUresult fetch_export(int pid, uint64_t nonce, uint64_t id, bint remember, Fetched *f,
+cdef CUresult fetch_export(int pid, uint64_t nonce, uint64_t id, int purpose, Fetched *f,
                            uint64_t deadline) noexcept nogil:
     """Get a fresh descriptor of an object from its owner; waits while the owner has not re-created it.
 
-    With `remember` the owner knows the descriptor when somebody asks whose it is.
     NOT_FOUND when nobody has it, TIMEOUT at the deadline; else what the driver said here or there.
     """
     cdef char[REPLY_BYTES] reply
     cdef char[128] request
     cdef Out text
     cdef CUresult rc
+    cdef uint32_t pause_ms = 2
     out_begin(&text, request, sizeof(request))
     out_text(&text, b"1 export")
     out_key(&text, b"key", nonce, id)
-    if remember:
+    if purpose == FOR_FD:
         out_number(&text, b"remember", 1)
+    elif purpose == FOR_OPEN:
+        out_number(&text, b"open", 1)
     while True:
         f.fd = -1
+        f.not_ready = pid == getpid()
         if pid == getpid():
-            rc = export_by_key(nonce, id, remember, f)
+            rc = export_by_key(nonce, id, purpose == FOR_FD, f)
         else:
             rc = fetch_from_peer(pid, request, reply, f, deadline)
         if rc != CUDA_ERROR_NOT_READY:
             return rc
-        if not sleep_before(deadline, 2):
+        if not sleep_before(deadline, pause_ms):
             return CUDA_ERROR_TIMEOUT
+        pause_ms += 1 if pause_ms < MOST_PAUSE_MS else 0
 
 
 cdef CUresult fetch_from_peer(int pid, const char *request, char *reply, Fetched *f, uint64_t deadline) noexcept nogil:
@@ -298,6 +307,7 @@ cdef CUresult fetch_from_peer(int pid, const char *request, char *reply, Fetched
         close(f.fd)
         f.fd = -1
     if wire_is(reply, b"code", b"not-ready"):
+        f.not_ready = True
         return CUDA_ERROR_NOT_READY
     if wire_is(reply, b"code", b"gone"):
         return CUDA_ERROR_NOT_FOUND

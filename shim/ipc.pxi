@@ -3,7 +3,8 @@
 # A handle names an allocation; nothing is exported until somebody opens it, and then by the exporter's listener.
 
 cdef enum:
-    IPC_TIMEOUT_MS = 10000
+    IPC_TRY_MS = 2000
+    IPC_TRIES = 5
 
 # The 64 bytes of a CUipcMemHandle.
 ctypedef struct IpcHandle:
@@ -81,15 +82,51 @@ cdef bint reopen(const IpcHandle *h, CUcontext ctx, CUdeviceptr *out, CUresult *
     return a != NULL
 
 
-cdef CUresult import_key(Object **out, int pid, uint64_t nonce, uint64_t id, uint64_t deadline) noexcept nogil:
-    """Import memory of another process by its key; `*out` is pinned."""
+cdef bint is_stopped(int pid) noexcept nogil:
+    """Say whether a process is stopped by a signal or a tracer: it answers nothing, and is not at fault."""
+    cdef char[64] path
+    cdef char[1024] text
+    cdef const char *state
+    cdef ssize_t n = -1
+    cdef int fd
+    gs_format(path, sizeof(path), b"/proc/%d/stat", pid)
+    fd = open(path, O_RDONLY | O_CLOEXEC)
+    if fd >= 0:
+        n = read(fd, text, sizeof(text) - 1)
+        close(fd)
+    if n <= 0:
+        return False
+    text[n] = 0
+    state = strrchr(text, c')')     # the name before it may hold anything
+    return state != NULL and state[1] == c' ' and (state[2] == c'T' or state[2] == c't')
+
+
+cdef CUresult fetch_to_open(const IpcHandle *h, Fetched *f) noexcept nogil:
+    """Get a descriptor of what a handle names.
+
+    The driver opens memory without its exporter having to run.  So a stopped exporter is waited for, and a suspended
+    one as at a gate; one that runs and does not answer is given up.
+    """
+    cdef uint32_t unanswered = 0
+    cdef CUresult rc
+    while True:
+        rc = fetch_export(h.pid, h.object_nonce, h.object_id, FOR_OPEN, f, deadline_in(IPC_TRY_MS))
+        if rc != CUDA_ERROR_TIMEOUT:
+            return rc
+        unanswered += 0 if f.not_ready or is_stopped(h.pid) else 1
+        if unanswered == IPC_TRIES:
+            return rc
+
+
+cdef CUresult import_key(Object **out, const IpcHandle *h) noexcept nogil:
+    """Import the memory that a handle names; `*out` is pinned."""
     cdef Fetched f
-    cdef CUresult rc = fetch_export(pid, nonce, id, False, &f, deadline)
+    cdef CUresult rc = fetch_to_open(h, &f)
     if rc != 0:
         return rc
     rc = import_object(out, f.fd)
     if rc == 0:
-        import_known(out[0], nonce, id, pid, f.epoch, f.size)
+        import_known(out[0], h.object_nonce, h.object_id, h.pid, f.epoch, f.size)
         if not fdref_new(out[0], f.fd, True):
             object_unpin(out[0])
             rc = CUDA_ERROR_OUT_OF_MEMORY
@@ -110,7 +147,7 @@ cdef CUresult peer_reachable(int device, int memory_device) noexcept nogil:
 cdef CUresult open_remote(Allocation *a, const IpcHandle *h, int device) noexcept nogil:
     """Import and map what a handle names, for a device and those that have peer access to its context."""
     cdef Object *o = NULL
-    cdef CUresult rc = import_key(&o, h.pid, h.object_nonce, h.object_id, deadline_in(IPC_TIMEOUT_MS))
+    cdef CUresult rc = import_key(&o, h)
     if rc == CUDA_ERROR_NOT_FOUND:
         return CUDA_ERROR_INVALID_VALUE
     if rc == CUDA_ERROR_TIMEOUT:

@@ -286,7 +286,7 @@ cdef bint import_again(Object *o, uint64_t deadline, Failure *f) noexcept nogil:
     cdef CUresult rc
     if o.real != 0:
         return True
-    rc = fetch_export(o.exporter, o.key_nonce, o.key_id, False, &got, deadline)
+    rc = fetch_export(o.exporter, o.key_nonce, o.key_id, FOR_REMAP, &got, deadline)
     if rc == CUDA_ERROR_NOT_FOUND:
         f.object = o.id
         return fail(f, b"gone", b"import", b"the process that owned this memory no longer has it")

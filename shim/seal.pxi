@@ -179,7 +179,7 @@ cdef bint unseal_fd(SealedFd *s, uint64_t deadline, Failure *f) noexcept nogil:
     cdef Object *o = s.object
     if not same_file(placeholder - 1, s.number):
         return True
-    rc = fetch_export(owner_pid(o), o.key_nonce, o.key_id, not is_owned(o), &got, deadline)
+    rc = fetch_export(owner_pid(o), o.key_nonce, o.key_id, FOR_REMAP if is_owned(o) else FOR_FD, &got, deadline)
     if rc == CUDA_ERROR_NOT_FOUND and o.cls == CLASS_UNUSED:
         fds_lost += 1
         return True

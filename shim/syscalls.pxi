@@ -131,6 +131,7 @@ cdef extern from "platform.h" nogil:
     size_t strlen(const char *text)
     int strncmp(const char *a, const char *b, size_t size)
     const char *strstr(const char *text, const char *part)
+    const char *strrchr(const char *text, int c)
     char *getenv(const char *name)
 
 cdef extern from "<dirent.h>" nogil:

@@ -422,7 +422,7 @@ cdef void verb_peer(Request *q, Reply *r) noexcept nogil:
     elif q.verb == V_OWNER:
         verb_owner(nonce, id, r)
     elif q.verb == V_EXPORT:
-        verb_export(nonce, id, wire_number(q.text, b"remember", 0) != 0, r)
+        verb_export(q, nonce, id, r)
     else:
         verb_share(nonce, id, r)
 
@@ -455,10 +455,12 @@ cdef void verb_owner(uint64_t nonce, uint64_t id, Reply *r) noexcept nogil:
     object_unpin(o)
 
 
-cdef void verb_export(uint64_t nonce, uint64_t id, bint remember, Reply *r) noexcept nogil:
-    """Export an object for a peer."""
+cdef void verb_export(Request *q, uint64_t nonce, uint64_t id, Reply *r) noexcept nogil:
+    """Export an object for a peer; not for a new use of it while it is away, or about to be made again."""
     cdef Fetched f
-    cdef CUresult rc = export_by_key(nonce, id, remember, &f)
+    cdef CUresult rc = CUDA_ERROR_NOT_READY
+    if wire_number(q.text, b"open", 0) == 0 or phase <= PHASE_QUIESCED:
+        rc = export_by_key(nonce, id, wire_number(q.text, b"remember", 0) != 0, &f)
     if rc == 0:
         r.fd = f.fd
         out_number(&r.text, b"epoch", f.epoch)
