@@ -10,15 +10,40 @@ cdef enum:
 ctypedef struct Capture:
     uint32_t link
     CUstream stream         # that it began on
-    void *thread            # whose default stream that is, NULL: a stream that was made
+    int thread              # whose default stream that is, 0: a stream that was made
     CUcontext ctx
+    uint8_t settled         # has begun; 0: a call that begins it, or destroys its stream, has the record
 
 cdef Table captures
 
 
+cdef bint captures_known() noexcept nogil:
+    """Say whether any capture was begun and not ended: a wait for its whole context would break it, or fail."""
+    return gs_load(&captures.live) != 0
+
+
+cdef bint thread_is_gone(int thread) noexcept nogil:
+    """Say whether a thread of this process has ended."""
+    return syscall(SYS_tgkill, getpid(), thread, 0) != 0 and errno == ESRCH
+
+
 cdef uint32_t captures_live() noexcept nogil:
-    """Return how many captures live or are about to begin."""
-    return gs_load(&captures.live)
+    """Return how many captures may still end or are about to begin.
+
+    One on the default stream of a thread that has ended is not waited for: nobody else can end it.
+    """
+    cdef uint32_t cursor = 0, live = 0
+    cdef Capture *c
+    if not captures_known():
+        return 0
+    gs_lock(&tables_mutex)
+    while True:
+        c = <Capture *>table_next(&captures, sizeof(Capture), &cursor)
+        if c == NULL:
+            break
+        live += 0 if c.thread != 0 and thread_is_gone(c.thread) else 1
+    gs_unlock(&tables_mutex)
+    return live
 
 
 cdef CUstream named_stream(CUstream stream, int how) noexcept nogil:
@@ -26,9 +51,9 @@ cdef CUstream named_stream(CUstream stream, int how) noexcept nogil:
     return GS_STREAM_PER_THREAD if how == GS_STREAM_PTSZ and stream == NULL else stream
 
 
-cdef void *thread_of(CUstream stream) noexcept nogil:
-    """Return what tells threads apart that call their own default stream by the same name; NULL for other streams."""
-    return <void *>&gs_self if stream == GS_STREAM_PER_THREAD else NULL
+cdef int thread_of(CUstream stream) noexcept nogil:
+    """Return the calling thread, if it means its own default stream by a name that all threads use; else 0."""
+    return <int>syscall(SYS_gettid) if stream == GS_STREAM_PER_THREAD else 0
 
 
 cdef CUcontext context_of_stream(CUstream stream) noexcept nogil:
@@ -40,55 +65,106 @@ cdef CUcontext context_of_stream(CUstream stream) noexcept nogil:
     return ctx
 
 
+cdef Capture capture_named(CUstream stream, int how) noexcept nogil:
+    """Return what the record of a capture on a stream looks like."""
+    cdef Capture c
+    memset(&c, 0, sizeof(c))
+    c.stream = named_stream(stream, how)
+    c.thread = thread_of(c.stream)
+    c.ctx = context_of_stream(c.stream)
+    return c
+
+
 cdef Capture *capture_enter(CUstream stream, int how) noexcept nogil:
     """Enter the gate and record a capture that is about to begin, or return NULL, outside."""
-    cdef CUstream named = named_stream(stream, how)
+    cdef Capture named
     cdef Capture *c
     gs_enter(GS_LAUNCH, stream, how)
+    named = capture_named(stream, how)
     gs_lock(&tables_mutex)
     c = <Capture *>table_take(&captures, sizeof(Capture), MAX_CAPTURES)
     if c != NULL:
-        c.stream = named
-        c.thread = thread_of(named)
+        named.link = c.link
+        c[0] = named
     gs_unlock(&tables_mutex)
     if c == NULL:
         gs_log(b"table of captures is full")
         gs_leave(GS_LAUNCH)
-        return NULL
-    c.ctx = context_of_stream(named)
     return c
 
 
 cdef CUresult capture_leave(Capture *c, CUresult rc) noexcept nogil:
     """Keep the record if the capture has begun, and leave the gate."""
-    if rc != 0:
-        gs_lock(&tables_mutex)
+    gs_lock(&tables_mutex)
+    if rc == 0:
+        # An earlier one of that name was of a thread that had the same number and has ended, or has ended unseen.
+        capture_drop(c)
+        c.settled = 1
+    else:
         table_give(&captures, sizeof(Capture), c)
-        gs_unlock(&tables_mutex)
+    gs_unlock(&tables_mutex)
     gs_leave(GS_LAUNCH)
     return rc
 
 
-cdef bint capture_forget(CUstream named, bint look_only) noexcept nogil:
-    """Forget one capture that began on a stream, or only look; False if there is none."""
+cdef Capture *capture_like(const Capture *named) noexcept nogil:
+    """Return the settled record of a capture of that name, or NULL; `tables_mutex` is held.
+
+    A thread's own default stream is another one in each context, under one name.
+    """
     cdef uint32_t cursor = 0
     cdef Capture *c
-    gs_lock(&tables_mutex)
     while True:
         c = <Capture *>table_next(&captures, sizeof(Capture), &cursor)
-        if c == NULL or (c.stream == named and c.thread == thread_of(named)):
-            break
-    if c != NULL and not look_only:
+        if c == NULL or (c.settled and c.stream == named.stream and c.thread == named.thread
+                         and (c.thread == 0 or c.ctx == named.ctx)):
+            return c
+
+
+cdef void capture_drop(const Capture *named) noexcept nogil:
+    """Forget a capture of that name, if there is one; `tables_mutex` is held."""
+    cdef Capture *c = capture_like(named)
+    if c != NULL:
         table_give(&captures, sizeof(Capture), c)
-    gs_unlock(&tables_mutex)
-    return c != NULL
 
 
 cdef CUresult capture_ended(CUstream stream, int how, CUresult rc) noexcept nogil:
     """Forget a capture that has ended, well or not; one that only this call may not end goes on."""
-    cdef CUstream named = named_stream(stream, how)
-    if rc == 0 or (capture_forget(named, True) and not is_captured(stream, how)):
-        capture_forget(named, False)
+    cdef Capture named
+    if captures_known() and (rc == 0 or not is_captured(stream, how)):
+        named = capture_named(stream, how)
+        gs_lock(&tables_mutex)
+        capture_drop(&named)
+        gs_unlock(&tables_mutex)
+    return rc
+
+
+cdef Capture *capture_hold(CUstream stream) noexcept nogil:
+    """Take hold of the capture of a stream that is about to be destroyed, or return NULL.
+
+    Once it is destroyed somebody else may have a new stream of that name.
+    """
+    cdef Capture named
+    cdef Capture *c = NULL
+    if captures_known():
+        named = capture_named(stream, GS_STREAM_PLAIN)
+        gs_lock(&tables_mutex)
+        c = capture_like(&named)
+        if c != NULL:
+            c.settled = 0
+        gs_unlock(&tables_mutex)
+    return c
+
+
+cdef CUresult capture_let_go(Capture *c, CUresult rc) noexcept nogil:
+    """Forget the capture of a stream that was destroyed, or let go of it."""
+    if c != NULL:
+        gs_lock(&tables_mutex)
+        if rc == 0:
+            table_give(&captures, sizeof(Capture), c)
+        else:
+            c.settled = 1
+        gs_unlock(&tables_mutex)
     return rc
 
 
@@ -101,7 +177,7 @@ cdef void captures_forget(CUcontext ctx) noexcept nogil:
         c = <Capture *>table_next(&captures, sizeof(Capture), &cursor)
         if c == NULL:
             break
-        if c.ctx == ctx:
+        if c.settled and c.ctx == ctx:
             table_give(&captures, sizeof(Capture), c)
     gs_unlock(&tables_mutex)
 
@@ -189,6 +265,30 @@ cdef public CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream hStream, CUgraph 
                                                                      numDependencies, mode))
 
 
+cdef public CUresult cuStreamBeginCaptureToCig(CUstream hStream,
+                                               CUstreamCigCaptureParams *streamCigCaptureParams) noexcept nogil:
+    """Begin to record for a graphics client."""
+    cdef Capture *c
+    if gs_real.cuStreamBeginCaptureToCig == NULL and not gs_find(<void *>&gs_real.cuStreamBeginCaptureToCig):
+        return gs_absent()
+    c = capture_enter(hStream, GS_STREAM_PLAIN)
+    if c == NULL:
+        return CUDA_ERROR_OUT_OF_MEMORY
+    return capture_leave(c, gs_real.cuStreamBeginCaptureToCig(hStream, streamCigCaptureParams))
+
+
+cdef public CUresult cuStreamBeginCaptureToCig_ptsz(CUstream hStream,
+                                                    CUstreamCigCaptureParams *streamCigCaptureParams) noexcept nogil:
+    """Begin to record for a graphics client; NULL is the thread's own stream."""
+    cdef Capture *c
+    if gs_real.cuStreamBeginCaptureToCig_ptsz == NULL and not gs_find(<void *>&gs_real.cuStreamBeginCaptureToCig_ptsz):
+        return gs_absent()
+    c = capture_enter(hStream, GS_STREAM_PTSZ)
+    if c == NULL:
+        return CUDA_ERROR_OUT_OF_MEMORY
+    return capture_leave(c, gs_real.cuStreamBeginCaptureToCig_ptsz(hStream, streamCigCaptureParams))
+
+
 cdef public CUresult cuStreamBeginRecaptureToGraph(CUstream hStream, CUstreamCaptureMode mode, CUgraph hGraph,
                                                    CUgraphRecaptureCallback callbackFunc,
                                                    void *userData) noexcept nogil:
@@ -230,21 +330,33 @@ cdef public CUresult cuStreamEndCapture_ptsz(CUstream hStream, CUgraph *phGraph)
     return capture_ended(hStream, GS_STREAM_PTSZ, gs_real.cuStreamEndCapture_ptsz(hStream, phGraph))
 
 
+cdef public CUresult cuStreamEndCaptureToCig(CUstream hStream) noexcept nogil:
+    """End the recording for a graphics client."""
+    if gs_real.cuStreamEndCaptureToCig == NULL and not gs_find(<void *>&gs_real.cuStreamEndCaptureToCig):
+        return gs_absent()
+    return capture_ended(hStream, GS_STREAM_PLAIN, gs_real.cuStreamEndCaptureToCig(hStream))
+
+
+cdef public CUresult cuStreamEndCaptureToCig_ptsz(CUstream hStream) noexcept nogil:
+    """End the recording for a graphics client; NULL is the thread's own stream."""
+    if gs_real.cuStreamEndCaptureToCig_ptsz == NULL and not gs_find(<void *>&gs_real.cuStreamEndCaptureToCig_ptsz):
+        return gs_absent()
+    return capture_ended(hStream, GS_STREAM_PTSZ, gs_real.cuStreamEndCaptureToCig_ptsz(hStream))
+
+
 cdef public CUresult cuStreamDestroy(CUstream hStream) noexcept nogil:
     """Destroy a stream (ABI of CUDA 2), and the capture that began on it."""
+    cdef Capture *c
     if gs_real.cuStreamDestroy == NULL and not gs_find(<void *>&gs_real.cuStreamDestroy):
         return gs_absent()
-    while capture_forget(hStream, False):
-        # Before the call: after it, somebody else may have a new stream of that name.
-        pass
-    return gs_real.cuStreamDestroy(hStream)
+    c = capture_hold(hStream)
+    return capture_let_go(c, gs_real.cuStreamDestroy(hStream))
 
 
 cdef public CUresult cuStreamDestroy_v2(CUstream hStream) noexcept nogil:
     """Destroy a stream, and the capture that began on it."""
+    cdef Capture *c
     if gs_real.cuStreamDestroy_v2 == NULL and not gs_find(<void *>&gs_real.cuStreamDestroy_v2):
         return gs_absent()
-    while capture_forget(hStream, False):
-        # Before the call: after it, somebody else may have a new stream of that name.
-        pass
-    return gs_real.cuStreamDestroy_v2(hStream)
+    c = capture_hold(hStream)
+    return capture_let_go(c, gs_real.cuStreamDestroy_v2(hStream))

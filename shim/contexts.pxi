@@ -140,7 +140,7 @@ cdef CUresult context_synchronize(CUcontext ctx) noexcept nogil:
     cdef CUresult rc = gs_real.cuCtxPushCurrent_v2(ctx)
     if rc != 0:
         return rc
-    rc = wait_beside_captures() if captures_live() != 0 else gs_real.cuCtxSynchronize()
+    rc = wait_beside_captures() if captures_known() else gs_real.cuCtxSynchronize()
     gs_real.cuCtxPopCurrent_v2(&before)
     return rc
 

@@ -39,16 +39,13 @@ TABLE = """
 10000 10000sz cuStreamBeginCapture(CUstream hStream)
 10010 10010sz cuStreamBeginCapture_v2(CUstream hStream, CUstreamCaptureMode mode)
 12030 12030sz cuStreamBeginCaptureToGraph(CUstream hStream, CUgraph hGraph, const CUgraphNode *dependencies, const CUgraphEdgeData *dependencyData, size_t numDependencies, CUstreamCaptureMode mode)
+13010 13010sz cuStreamBeginCaptureToCig(CUstream hStream, CUstreamCigCaptureParams *streamCigCaptureParams)
 13030 13030sz cuStreamBeginRecaptureToGraph(CUstream hStream, CUstreamCaptureMode mode, CUgraph hGraph, CUgraphRecaptureCallback callbackFunc, void *userData)
 [query custom] Ends a recording, for which a drain waits.
 10000 10000sz cuStreamEndCapture(CUstream hStream, CUgraph *phGraph)
+13010 13010sz cuStreamEndCaptureToCig(CUstream hStream)
 2000  -       cuStreamDestroy(CUstream hStream)
 4000  -       cuStreamDestroy_v2(CUstream hStream)
-
-# Interoperation with graphics: a recording that gives no graph; the capture itself passes the gates.
-[launch gated] Begins or ends what a stream records for a graphics API.
-13010 13010sz cuStreamBeginCaptureToCig(CUstream hStream, CUstreamCigCaptureParams *streamCigCaptureParams)
-13010 13010sz cuStreamEndCaptureToCig(CUstream hStream)
 
 [memory gated] Copies: either end may be away.
 4000  7000ds  cuMemcpy(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount)

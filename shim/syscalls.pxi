@@ -88,10 +88,13 @@ cdef extern from "platform.h" nogil:
         EMSGSIZE
         ECONNABORTED
         EPERM
+        ESRCH
         ENOMEM
         ECONNREFUSED
         SYS_kcmp
         SYS_getdents64
+        SYS_gettid
+        SYS_tgkill
     int errno
     int munmap(void *address, size_t size)
     int mprotect(void *address, size_t size, int protection)

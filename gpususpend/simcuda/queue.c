@@ -312,7 +312,7 @@ static pthread_once_t own_once = PTHREAD_ONCE_INIT;
 static void end_own_streams(void *data) {
     struct own_streams *own = data;
     for (int i = 0; i < OWN_STREAMS; i++)
-        if (still_own(own, i))
+        if (still_own(own, i) && !stream_is_capturing(own->stream[i])) /* else the graph is recorded for ever: assumed */
             stream_destroy(own->stream[i]);
     free(own);
 }

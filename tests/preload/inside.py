@@ -29,6 +29,7 @@ EXPORT void inside_bypass(int on) { gs_self.bypass = on; }
 EXPORT void inside_lock(int which) { gs_lock(which ? &tables_mutex : &start_mutex); }
 EXPORT void inside_unlock(int which) { gs_unlock(which ? &tables_mutex : &start_mutex); }
 EXPORT unsigned inside_hostfuncs(void) { return @hostfuncs_used(); }
+EXPORT unsigned inside_captures(void) { return @captures_live(); }
 EXPORT unsigned inside_unknown(void) { return @unknown_abi_count(); }
 EXPORT unsigned long inside_format(char *out, unsigned long size, const char *text, int number, unsigned long wide) {
     return gs_format(out, size, "<%s %.*s %d %u %lx %zu %c%%>", text, 2, text, number, number, wide, wide, 'c');

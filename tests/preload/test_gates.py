@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import textwrap
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from shim.hooks import HOOKS
 from tests.preload.inside import build_inside
 from tests.preload.stub import ROOT
 
@@ -290,6 +292,19 @@ def test_a_captured_stream_passes(check: Callable[[str], None]) -> None:
         before = calls("cuStreamIsCapturing")
         copy_async()
         assert calls("cuStreamIsCapturing") == before, "the driver is asked only where the gate is closed"
+    """)
+
+
+def test_every_way_to_record_is_counted(check: Callable[[str], None]) -> None:
+    symbols = [hook.symbol for hook in HOOKS if re.match(r"cuStream(Begin|End)\w*[cC]apture", hook.symbol)]
+    begin = [symbol for symbol in symbols if "Begin" in symbol]
+    assert {symbol.split("_")[0].removeprefix("cuStreamBegin") for symbol in begin} == {
+        "Capture", "CaptureToGraph", "RecaptureToGraph", "CaptureToCig"}
+    check(f"""
+        for at, (begin, end) in enumerate([(b, e) for b in {begin} for e in {sorted(set(symbols) - set(begin))}]):
+            one = ctypes.c_void_p(0x1000 + at)
+            assert getattr(cuda, begin)(one, *[None] * 5) == 0 and shim.inside_captures() == 1, begin
+            assert getattr(cuda, end)(one, None) == 0 and shim.inside_captures() == 0, (begin, end)
     """)
 
 

@@ -237,6 +237,12 @@ class Worker:
         graph = need(calls.capture_end(stream), "capture")
         return int(need(calls.graph_instantiate(graph), "instantiate"))
 
+    def record_for(self, stream: int, mode: int, seconds: float) -> None:
+        """Record an empty graph for a while."""
+        need(calls.capture_begin(stream, mode), "capture")
+        time.sleep(seconds)
+        need(calls.capture_end(stream), "capture")
+
     # Loops and jobs
 
     def loop_start(self, kind: str, pause_s: float = 0, **options: Any) -> int:

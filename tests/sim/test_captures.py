@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.programs.client import Worker
+from tests.programs.setting import Setting
 from tests.programs.tool import Answer, Tool
 from tests.sim.shim_control import ask
 
@@ -110,10 +111,56 @@ def test_every_end_is_noticed(start_worker: Callable[..., Worker]) -> None:
 def test_threads_record_on_their_own_default_streams(start_worker: Callable[..., Worker]) -> None:
     worker = start_worker(0, per_thread=True)
     worker.capture_begin(0, 1)
-    answer = worker.job_answer(worker.job("capture_begin", 0, 1), 10)
-    assert answer and answer[0] == 0 and captures(worker) == 2
+    job = worker.job("record_for", 0, 1, 1.0)
+    until = time.monotonic() + 10
+    while captures(worker) != 2:
+        assert time.monotonic() < until
+    assert worker.job_answer(job, 10) == [0, None] and captures(worker) == 1
+    worker.capture_end(0)
+    assert captures(worker) == 0
+
+
+def test_contexts_have_a_default_stream_of_the_thread_each(start_worker: Callable[..., Worker]) -> None:
+    worker = start_worker(0, per_thread=True)
+    home, other = worker.ctx_current(), worker.ctx_create(0)
+    for context in (home, other):
+        worker.use(context)
+        worker.capture_begin(0, 1)
+    assert captures(worker) == 2
     worker.capture_end(0)
     assert captures(worker) == 1
+    worker.use(home)
+    worker.capture_end(0)
+    assert captures(worker) == 0
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES.keys())
+def test_recording_of_a_thread_that_has_ended(start_worker: Callable[..., Worker], tool: Tool, mode: int) -> None:
+    """Nobody can end it any more, so nobody waits for it; what waits for the whole context still works."""
+    worker = start_worker(0, per_thread=True)
+    block = worker.alloc(4 * MIB)
+    worker.fill(block, 4 * MIB, 3)
+    assert worker.job_answer(worker.job("capture_begin", 0, mode), 10) == [0, None]
+    assert worker.code("ctx_sync") == 900, "the driver does not know that the thread has ended"
+    assert captures(worker) == 0
+    for _ in range(2):
+        tool.suspend(worker.pid).expect(0)
+        tool.resume(worker.pid).expect(0)
+    if mode != MODES["global"]:  # which forbids the copies of other threads
+        worker.check()
+        worker.free(block)
+
+
+def test_a_stream_that_stays_is_still_recorded(start_worker: Callable[..., Worker], machine: Setting) -> None:
+    worker = start_worker(0)
+    stream = worker.stream_create()
+    worker.capture_begin(stream)
+    machine.inject("cuStreamDestroy_v2 1 999", worker.pid)
+    assert worker.code("stream_destroy", stream) == 999
+    machine.inject("", worker.pid)
+    assert captures(worker) == 1
+    worker.capture_end(stream)
+    assert captures(worker) == 0
 
 
 def test_free_beside_a_relaxed_recording_waits_and_breaks_nothing(start_worker: Callable[..., Worker]) -> None:
