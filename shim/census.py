@@ -22,7 +22,7 @@ Constants and words of the driver.
 
 What a device is like: none of it changes during a suspend.
     cuDeviceGet cuDeviceGetCount cuDeviceGetName cuDeviceGetUuid cuDeviceGetLuid cuDeviceTotalMem
-    cuDeviceGetProperties cuDeviceComputeCapability cuDeviceGetByPCIBusId cuDeviceGetPCIBusId cuDeviceGetAttribute
+    cuDeviceGetProperties cuDeviceComputeCapability cuDeviceGetByPCIBusId cuDeviceGetPCIBusId
     cuDeviceGetTexture1DLinearMaxWidth cuDeviceGetHostAtomicCapabilities cuDeviceGetNvSciSyncAttributes
     cuDeviceGetExecAffinitySupport cuDeviceCanAccessPeer cuDeviceGetP2PAttribute cuDeviceGetP2PAtomicCapabilities
     cuDeviceGetDevResource cuDeviceGetCliqueCount cuDeviceGetCliqueInfo cuDeviceGetFabricClusterUuid

@@ -42,7 +42,9 @@ cdef public CUresult cuMulticastCreate(CUmemGenericAllocationHandle *mcHandle,
     if gs_real.cuMulticastCreate == NULL and not gs_find(<void *>&gs_real.cuMulticastCreate):
         return gs_absent()
     gs_enter(GS_MEMORY, NULL, GS_NO_STREAM)
-    if mcHandle == NULL or prop == NULL:
+    if is_hidden(HIDE_MULTICAST):
+        rc = CUDA_ERROR_NOT_SUPPORTED
+    elif mcHandle == NULL or prop == NULL:
         rc = gs_real.cuMulticastCreate(mcHandle, prop)
     else:
         rc = create_multicast(mcHandle, prop)
@@ -159,6 +161,18 @@ cdef public CUresult cuLogicalEndpointBindMem(cuuint32_t leId, CUdevice dev, cuu
     mem = pin_translated(&memHandle)
     rc = gs_real.cuLogicalEndpointBindMem(leId, dev, offset, memHandle, memOffset, size, flags)
     unpin_translated(mem)
+    gs_leave(GS_MEMORY)
+    return rc
+
+
+cdef public CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *poolProps) noexcept nogil:
+    """Make a pool; its memory is the driver's own."""
+    cdef CUresult rc = CUDA_ERROR_NOT_PERMITTED
+    if gs_real.cuMemPoolCreate == NULL and not gs_find(<void *>&gs_real.cuMemPoolCreate):
+        return gs_absent()
+    gs_enter(GS_MEMORY, NULL, GS_NO_STREAM)
+    if poolProps == NULL or not asks_for_hidden_fabric(poolProps.handleTypes):
+        rc = gs_real.cuMemPoolCreate(pool, poolProps)
     gs_leave(GS_MEMORY)
     return rc
 

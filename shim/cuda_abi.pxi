@@ -125,6 +125,9 @@ cdef extern from "cuda_abi.h" nogil:
     ctypedef struct CUipcEventHandle:
         char reserved[64]
 
+    ctypedef struct CUmemPoolProps:
+        CUmemAllocationHandleType handleTypes
+
     ctypedef struct CUmemPoolPtrExportData:
         unsigned char reserved[64]
 
@@ -176,6 +179,7 @@ cdef extern from "cuda_abi.h" nogil:
         CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED
         CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED
         CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED
+        CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES
         CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID
         CU_STREAM_NON_BLOCKING
         CU_EVENT_DISABLE_TIMING

@@ -56,6 +56,8 @@ cdef public CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t si
     gs_enter(GS_MEMORY, NULL, GS_NO_STREAM)
     if handle == NULL or prop == NULL:
         rc = gs_real.cuMemCreate(handle, size, prop, flags)
+    elif asks_for_hidden_fabric(prop.requestedHandleTypes):
+        rc = CUDA_ERROR_NOT_PERMITTED
     else:
         rc = create_object(&o, size, prop, flags)
     if rc == 0 and o != NULL:

@@ -224,7 +224,6 @@ TABLE = """
 2000  -       cuArrayDestroy(CUarray hArray)
 5000  -       cuMipmappedArrayCreate(CUmipmappedArray *pHandle, const CUDA_ARRAY3D_DESCRIPTOR *pMipmappedArrayDesc, unsigned int numMipmapLevels)
 5000  -       cuMipmappedArrayDestroy(CUmipmappedArray hMipmappedArray)
-11020 -       cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *poolProps)
 11020 -       cuMemPoolTrimTo(CUmemoryPool pool, size_t minBytesToKeep)
 11020 -       cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map, size_t count)
 11040 -       cuDeviceGraphMemTrim(CUdevice device)
@@ -326,6 +325,8 @@ TABLE = """
 13010 -       cuMulticastBindAddr_v2(CUmemGenericAllocationHandle mcHandle, CUdevice dev, size_t mcOffset, CUdeviceptr memptr, size_t size, unsigned long long flags)
 12010 -       cuMulticastUnbind(CUmemGenericAllocationHandle mcHandle, CUdevice dev, size_t mcOffset, size_t size)
 13030 -       cuLogicalEndpointBindMem(cuuint32_t leId, CUdevice dev, cuuint64_t offset, CUmemGenericAllocationHandle memHandle, cuuint64_t memOffset, cuuint64_t size, unsigned long long flags)
+[object custom] Makes a pool; for a fabric only where that is not hidden.
+11020 -       cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *poolProps)
 [object counted] Pools that other processes share.
 11020 -       cuMemPoolExportToShareableHandle(void *handle_out, CUmemoryPool pool, CUmemAllocationHandleType handleType, unsigned long long flags)
 11020 -       cuMemPoolImportFromShareableHandle(CUmemoryPool *pool_out, void *handle, CUmemAllocationHandleType handleType, unsigned long long flags)
@@ -337,16 +338,18 @@ TABLE = """
 [object counted] Memory and semaphores of other APIs.
 10000 -       cuImportExternalMemory(CUexternalMemory *extMem_out, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *memHandleDesc)
 10000 -       cuImportExternalSemaphore(CUexternalSemaphore *extSem_out, const CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC *semHandleDesc)
-[memory gated] Shares memory with a network card, or between the machines of a fabric.
+[memory gated] Hands memory to a network card or another API.
 11070 -       cuMemGetHandleForAddressRange(void *handle, CUdeviceptr dptr, size_t size, CUmemRangeHandleType handleType, unsigned long long flags)
+[object counted] Endpoints of a fabric, where it is not hidden.
 13030 -       cuLogicalEndpointCreate(cuuint32_t leId, const CUlogicalEndpointProp *prop)
+13030 -       cuLogicalEndpointImport(cuuint32_t leId, const void *handle, CUlogicalEndpointIpcHandleType handleType)
+[memory gated] Gives memory to an endpoint of a fabric.
 13030 -       cuLogicalEndpointAddDevice(cuuint32_t leId, CUdevice dev)
 13030 -       cuLogicalEndpointBindAddr(cuuint32_t leId, CUdevice dev, cuuint64_t offset, void *ptr, cuuint64_t size, unsigned long long flags)
 13030 -       cuLogicalEndpointUnbind(cuuint32_t leId, CUdevice dev, cuuint64_t offset, cuuint64_t size)
 13030 -       cuLogicalEndpointExport(void *handle, cuuint32_t leId, CUlogicalEndpointIpcHandleType handleType)
-13030 -       cuLogicalEndpointImport(cuuint32_t leId, const void *handle, CUlogicalEndpointIpcHandleType handleType)
-13030 -       cuLogicalEndpointDestroy(cuuint32_t leId)
 [object custom] Ends what is counted.
+13030 -       cuLogicalEndpointDestroy(cuuint32_t leId)
 11020 -       cuMemPoolDestroy(CUmemoryPool pool)
 2000  -       cuEventDestroy(CUevent hEvent)
 4000  -       cuEventDestroy_v2(CUevent hEvent)
@@ -393,6 +396,8 @@ TABLE = """
 12000 -       cuKernelGetFunction(CUfunction *pFunc, CUkernel kernel)
 12040 -       cuFuncLoad(CUfunction hfunc)
 
+[query custom] Answers for a device as the driver does, but for what is hidden (hiding.pxi).
+2000  -       cuDeviceGetAttribute(int *pi, CUdevice_attribute attrib, CUdevice dev)
 [query custom] Starts the shim, or hands out functions.
 2000  -       cuInit(unsigned int Flags)
 11030 -       cuGetProcAddress(const char *symbol, void **pfn, int cudaVersion, cuuint64_t flags)
@@ -404,7 +409,6 @@ TABLE = """
 6000  -       cuGetErrorName(CUresult error, const char **pStr)
 2000  -       cuDeviceGet(CUdevice *device, int ordinal)
 2000  -       cuDeviceGetCount(int *count)
-2000  -       cuDeviceGetAttribute(int *pi, CUdevice_attribute attrib, CUdevice dev)
 9020  -       cuDeviceGetUuid(CUuuid *uuid, CUdevice dev)
 11040 -       cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice dev)
 4000  -       cuDeviceCanAccessPeer(int *canAccessPeer, CUdevice dev, CUdevice peerDev)

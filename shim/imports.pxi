@@ -131,6 +131,8 @@ cdef public CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle
     gs_enter(GS_MEMORY, NULL, GS_NO_STREAM)
     if handle == NULL:
         rc = gs_real.cuMemImportFromShareableHandle(handle, osHandle, shHandleType)
+    elif asks_for_hidden_fabric(shHandleType):
+        rc = CUDA_ERROR_NOT_PERMITTED
     elif shHandleType == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR:
         rc = import_for_application(&o, osHandle)
     else:

@@ -180,6 +180,7 @@ cdef bint resolve_driver() noexcept nogil:
         for row in range(GS_HOOK_COUNT):
             resolve_by_version(row)
         dlerror()  # what is missing in this driver is not the application's error
+        decide_what_is_hidden()
         watch_forks()
         gs_store(&driver.resolved, 1)
     gs_unlock(&start_mutex)

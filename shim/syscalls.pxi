@@ -106,6 +106,7 @@ cdef extern from "platform.h" nogil:
     int fcntl(int fd, int command, ...)
     int open(const char *path, int flags, ...)
     int close(int fd)
+    ssize_t read(int fd, void *out, size_t size)
     int dup3(int old, int fresh, int flags)
     ssize_t readlinkat(int folder, const char *path, char *out, size_t room)
     long syscall(long number, ...)

@@ -135,10 +135,10 @@ static const struct attribute attributes[] = {
     {CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED, 1},
     {CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, 1},
     {CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED, 1},
-    {CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES, 1},
     {CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH, 1},
     {CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, 1},
     {CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR, 1},
+    {CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED, 1},
     {CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED, 1},
     {CU_DEVICE_ATTRIBUTE_UNIFIED_FUNCTION_POINTERS, 1},
     {CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 1},
@@ -148,9 +148,11 @@ static const struct attribute attributes[] = {
 static int attribute_value(CUdevice_attribute name, CUdevice device) {
     if (name == CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)
         return device_physical[device] + 1;
-    /* Multicast and fabric come with a later stage; the attribute keeps libraries from using them. */
+    /* A fabric is there on request only; the attribute keeps libraries from using it. */
     if (name == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED)
         return fabric_on();
+    if (name == CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES)
+        return CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR | (fabric_on() ? CU_MEM_HANDLE_TYPE_FABRIC : 0);
     for (size_t i = 0; i < sizeof attributes / sizeof attributes[0]; i++)
         if (attributes[i].name == name)
             return attributes[i].value;

@@ -537,7 +537,10 @@ EXPORT int simcudaVersion(void);
 EXPORT int simcudaVersion(void) { return DRIVER_VERSION; }
 
 EXPORT const char *simcudaDriverVersionString(void);
-EXPORT const char *simcudaDriverVersionString(void) { return "580.159.04"; }
+EXPORT const char *simcudaDriverVersionString(void) {
+    const char *set = getenv("SIMCUDA_DRIVER_VERSION");
+    return set ? set : "580.159.04";
+}
 
 static int charged_process(struct machine *m, const struct shared_object *o) {
     int first = -1;

@@ -11,7 +11,9 @@ import pytest
 
 from tests.preload import stub
 
-SHIM_VARIABLES = ("LD_PRELOAD", "LD_BIND_NOW", "GPUSHARE_LOG")
+SHIM_VARIABLES = (
+    "LD_PRELOAD", "LD_BIND_NOW", "GPUSHARE_LOG", "GPUSHARE_MULTICAST", "GPUSHARE_FABRIC", "NVSNAP_GPUSHARE_FABRIC"
+)
 LIMIT_S = 30
 """A recursion without end or a lost wake-up is a failure, not a hang."""
 

@@ -17,7 +17,10 @@ ROOT = Path(__file__).resolve().parents[2]
 SIMCUDA = Path(os.environ.get("GPUSHARE_SIMCUDA", ROOT / "gpususpend" / "simcuda" / "libcuda.so.1"))
 SHIM = ROOT / "gpususpend" / "libnvsnap_gpushare.so"
 
-SCRUBBED = ("LD_PRELOAD", "CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM", "SIMCUDA_INJECT", "SIMCUDA_TRACE")
+SCRUBBED = (
+    "LD_PRELOAD", "CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM", "SIMCUDA_INJECT", "SIMCUDA_TRACE",
+    "GPUSHARE_MULTICAST", "GPUSHARE_FABRIC", "NVSNAP_GPUSHARE_FABRIC",
+)  # fmt: skip
 """Variables of the caller that would change what a process under test does."""
 
 

@@ -54,9 +54,10 @@ def foreign(worker: Worker, bare: Worker) -> dict[str, int]:
 
 
 KINDS = {
-    "multicast": Kind(lambda one, bare: one.multicast_create(2 * MIB, 2), lambda one, made: one.mem_release(made)),
+    "multicast": Kind(lambda one, bare: one.multicast_create(2 * MIB, 2), lambda one, made: one.mem_release(made),
+                      {"GPUSHARE_MULTICAST": "keep"}),
     "fabric": Kind(lambda one, bare: one.mem_create(2 * MIB, "device", 0, 8), lambda one, made: one.mem_release(made),
-                   {"SIMCUDA_FABRIC": "1"}),
+                   {"SIMCUDA_FABRIC": "1", "GPUSHARE_FABRIC": "keep"}),
     "exported-pool": Kind(pool, lambda one, made: one.pool_destroy(made)),
     "ipc-event": Kind(event, lambda one, made: one.event_destroy(made)),
     "external-memory": Kind(lambda one, bare: one.external_memory_import(MIB),
