@@ -1,4 +1,4 @@
-# What libraries are kept from using, because no suspend could carry it: multicast where the driver cannot make it again,
+# What libraries are kept from using, since no suspend could carry it: multicast where the driver cannot make it again,
 # and handles of a fabric.  They ask for an attribute first and fall back by themselves.  It must not know what
 # becomes of objects that are made all the same: those are counted.
 #
