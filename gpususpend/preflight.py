@@ -31,6 +31,7 @@ WAYS_OUT = {
     "managed": "use device memory; the driver cannot checkpoint managed memory",
     "native-ipc": "start the process that made the memory under the shim too",
     "foreign-import": "start the process that made the memory under the shim too",
+    "mapped-array": "destroy the sparse arrays first",
     "unknown-abi": "install a newer gpushare, which knows this CUDA version",
 }
 

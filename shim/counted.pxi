@@ -426,6 +426,32 @@ cdef CUmemGenericAllocationHandle *array_map_handle(CUarrayMapInfo *info) noexce
 cdef uint64_t array_of(CUarrayMapInfo *info) noexcept nogil:
     """Return the array in the description of a sparse mapping.
 
-    Its tiles come and go one by one and are not followed: an array that was ever mapped stays counted.
+    Its tiles come and go one by one and are not followed: an array that was ever mapped is counted until it goes.
     """
     return (<uint64_t *>(<char *>info + 8))[0]
+
+
+cdef public CUresult cuArrayDestroy(CUarray hArray) noexcept nogil:
+    """Destroy an array."""
+    cdef CUresult rc
+    if gs_real.cuArrayDestroy == NULL and not gs_find(<void *>&gs_real.cuArrayDestroy):
+        return gs_absent()
+    gs_enter(GS_MEMORY, NULL, GS_NO_STREAM)
+    rc = gs_real.cuArrayDestroy(hArray)
+    if rc == 0:
+        uncarried_remove(KIND_MAPPED_ARRAY, <uint64_t>hArray)
+    gs_leave(GS_MEMORY)
+    return rc
+
+
+cdef public CUresult cuMipmappedArrayDestroy(CUmipmappedArray hMipmappedArray) noexcept nogil:
+    """Destroy an array of several levels."""
+    cdef CUresult rc
+    if gs_real.cuMipmappedArrayDestroy == NULL and not gs_find(<void *>&gs_real.cuMipmappedArrayDestroy):
+        return gs_absent()
+    gs_enter(GS_MEMORY, NULL, GS_NO_STREAM)
+    rc = gs_real.cuMipmappedArrayDestroy(hMipmappedArray)
+    if rc == 0:
+        uncarried_remove(KIND_MAPPED_ARRAY, <uint64_t>hMipmappedArray)
+    gs_leave(GS_MEMORY)
+    return rc

@@ -221,9 +221,7 @@ TABLE = """
 3020  -       cuArrayCreate_v2(CUarray *pHandle, const CUDA_ARRAY_DESCRIPTOR *pAllocateArray)
 2000  -       cuArray3DCreate(CUarray *pHandle, const CUDA_ARRAY3D_DESCRIPTOR *pAllocateArray)
 3020  -       cuArray3DCreate_v2(CUarray *pHandle, const CUDA_ARRAY3D_DESCRIPTOR *pAllocateArray)
-2000  -       cuArrayDestroy(CUarray hArray)
 5000  -       cuMipmappedArrayCreate(CUmipmappedArray *pHandle, const CUDA_ARRAY3D_DESCRIPTOR *pMipmappedArrayDesc, unsigned int numMipmapLevels)
-5000  -       cuMipmappedArrayDestroy(CUmipmappedArray hMipmappedArray)
 11020 -       cuMemPoolTrimTo(CUmemoryPool pool, size_t minBytesToKeep)
 11020 -       cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map, size_t count)
 11040 -       cuDeviceGraphMemTrim(CUdevice device)
@@ -355,6 +353,8 @@ TABLE = """
 4000  -       cuEventDestroy_v2(CUevent hEvent)
 10000 -       cuDestroyExternalMemory(CUexternalMemory extMem)
 10000 -       cuDestroyExternalSemaphore(CUexternalSemaphore extSem)
+2000  -       cuArrayDestroy(CUarray hArray)
+5000  -       cuMipmappedArrayDestroy(CUmipmappedArray hMipmappedArray)
 
 [object custom] Contexts: memory goes with them, and a drain waits for each.
 2000  -       cuCtxCreate(CUcontext *pctx, unsigned int flags, CUdevice dev)

@@ -3,6 +3,8 @@
  * PLAIN(name, since, symbol); STREAM(name, since, symbol, since, symbol whose default stream is the thread's own).
  * One name may have several: the newest that the caller's version reaches is given. */
 #define ENTRY_POINTS(PLAIN, STREAM) \
+    PLAIN(cuArray3DCreate, 3020, cuArray3DCreate_v2) \
+    PLAIN(cuArrayDestroy, 2000, cuArrayDestroy) \
     PLAIN(cuCheckpointProcessCheckpoint, 12080, cuCheckpointProcessCheckpoint) \
     PLAIN(cuCheckpointProcessGetRestoreThreadId, 12080, cuCheckpointProcessGetRestoreThreadId) \
     PLAIN(cuCheckpointProcessGetState, 12080, cuCheckpointProcessGetState) \

@@ -1,5 +1,5 @@
-/* Objects of later stages: multicast, external memory and semaphores. They can be made and destroyed, so that what the
- * shim says about a process that has some can be tested; what they are for is not simulated. */
+/* Objects of later stages: multicast, external memory and semaphores, sparse arrays. They can be made and destroyed, so
+ * that what the shim says about a process that has some can be tested; what they are for is not simulated. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -104,4 +104,55 @@ API(CALL_CONTEXT, cuDestroyExternalSemaphore, (CUexternalSemaphore semaphore), (
         return CUDA_ERROR_INVALID_HANDLE;
     pool_delete(&semaphores, semaphore);
     return CUDA_SUCCESS;
+}
+
+/* ---- sparse arrays ---- */
+
+struct CUarray_st {
+    uint32_t magic;
+    struct CUarray_st *next_free;
+};
+static struct pool arrays = POOL(struct CUarray_st, 0x41525259);
+enum { ARRAY3D_SPARSE = 0x40, OPERATION_MAP = 1, OPERATION_UNMAP = 2 };
+struct array_map { /* what CUarrayMapInfo begins with */
+    int type;
+    CUarray array;
+    int subresource_type;
+    uint64_t subresource[4];
+    int operation, handle_type;
+    CUmemGenericAllocationHandle handle;
+};
+_Static_assert(offsetof(struct array_map, handle) == 64, "CUarrayMapInfo has its handle there");
+
+API(CALL_CONTEXT, cuArray3DCreate_v2, (CUarray * out, const CUDA_ARRAY3D_DESCRIPTOR *wanted), (out, wanted)) {
+    if (!out || !wanted || !wanted->Width)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (!(wanted->Flags & ARRAY3D_SPARSE))
+        return CUDA_ERROR_NOT_SUPPORTED;
+    *out = pool_new(&arrays);
+    return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+API(CALL_CONTEXT, cuArrayDestroy, (CUarray array), (array)) {
+    if (!pool_holds(&arrays, array))
+        return CUDA_ERROR_INVALID_HANDLE;
+    pool_delete(&arrays, array);
+    return CUDA_SUCCESS;
+}
+
+static CUresult map_tiles(const struct array_map *map) {
+    if (!pool_holds(&arrays, map->array))
+        return CUDA_ERROR_INVALID_VALUE;
+    memory_lock();
+    bool known = map->operation == OPERATION_UNMAP || (map->operation == OPERATION_MAP && memory_by_handle(map->handle));
+    memory_unlock();
+    return known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+API_STREAM(CALL_CONTEXT, cuMemMapArrayAsync, _ptsz, (CUarrayMapInfo * list, unsigned count, CUstream handle), (list, count, handle)) {
+    CUstream stream;
+    CUresult result = list && count ? stream_find(handle, &stream) : CUDA_ERROR_INVALID_VALUE;
+    for (unsigned i = 0; result == CUDA_SUCCESS && i < count; i++)
+        result = map_tiles((const struct array_map *)&list[i]);
+    return result;
 }

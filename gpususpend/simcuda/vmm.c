@@ -323,8 +323,3 @@ API(CALL_INIT, cuMemGetAccess, (unsigned long long *flags, const CUmemLocation *
     }
     return CUDA_SUCCESS;
 }
-
-API_STREAM(CALL_CONTEXT, cuMemMapArrayAsync, _ptsz, (CUarrayMapInfo * list, unsigned count, CUstream stream), (list, count, stream)) {
-    (void)list, (void)count, (void)stream;
-    return CUDA_ERROR_NOT_SUPPORTED; /* sparse arrays come with a later stage */
-}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from gpususpend.preflight import WAYS_OUT
 from tests.programs.client import Worker
+from tests.programs.setting import ROOT
 from tests.programs.tool import Tool
 from tests.sim.conftest import MIB, Pair, Start, running
 
@@ -53,6 +55,14 @@ def foreign(worker: Worker, bare: Worker) -> dict[str, int]:
     return dict(block)
 
 
+def sparse_array(worker: Worker, bare: Worker) -> int:
+    """Map memory into a sparse array."""
+    del bare
+    one = worker.array_create()
+    worker.array_map(one, worker.mem_create(2 * MIB))
+    return int(one)
+
+
 KINDS = {
     "multicast": Kind(lambda one, bare: one.multicast_create(2 * MIB, 2), lambda one, made: one.mem_release(made),
                       {"GPUSHARE_MULTICAST": "keep"}),
@@ -68,13 +78,15 @@ KINDS = {
     "native-ipc": Kind(lambda one, bare: one.ipc_open(bare.ipc_get(bare.alloc(2 * MIB))),
                        lambda one, made: one.ipc_close(made)),
     "foreign-import": Kind(foreign, lambda one, made: one.drop_block(made)),
+    "mapped-array": Kind(sparse_array, lambda one, made: one.array_destroy(made)),
     "unknown-abi": Kind(lambda one, bare: one.proc_address("cuMemAlloc", 14000), None, UNKNOWN_ABI),
 }
 
 
 def test_every_kind_with_a_way_out_is_here() -> None:
     """One test for each kind: a kind that is added needs one, too."""
-    assert set(KINDS) == set(WAYS_OUT)
+    words = re.findall(r'return b"([a-z-]+)"', (ROOT / "shim" / "uncarried.pxi").read_text())
+    assert set(KINDS) == set(WAYS_OUT) == set(words)
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -109,6 +109,33 @@ def _descriptor() -> int:
 
 
 @command
+def array_create() -> Result:
+    """Create a sparse array, of which nothing is mapped."""
+    wanted = cu.CUDA_ARRAY3D_DESCRIPTOR()
+    wanted.Width = wanted.Height = 1024
+    wanted.Format, wanted.NumChannels, wanted.Flags = cu.CUarray_format.CU_AD_FORMAT_UNSIGNED_INT32, 1, 0x40
+    return ask("cuArray3DCreate", wanted)
+
+
+@command
+def array_map(array: int, handle: int) -> Result:
+    """Map memory into the first tile of a sparse array."""
+    wanted = cu.CUarrayMapInfo()
+    wanted.resourceType = cu.CUresourcetype.CU_RESOURCE_TYPE_ARRAY
+    wanted.resource.array = cu.CUarray(array)
+    wanted.memOperationType = cu.CUmemOperationType.CU_MEM_OPERATION_TYPE_MAP
+    wanted.memHandle.memHandle = handle
+    wanted.deviceBitMask = 1
+    return ask("cuMemMapArrayAsync", [wanted], 1, 0)
+
+
+@command
+def array_destroy(array: int) -> Result:
+    """Destroy an array."""
+    return ask("cuArrayDestroy", array)
+
+
+@command
 def external_memory_import(size: int) -> Result:
     """Import memory of another API, simulated driver only: a real one wants what a graphics API exported."""
     if not is_simulated():
