@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tests.programs.client import Worker
+from tests.programs.setting import Setting
+from tests.programs.usage import memory_by_pid
 from tests.sim.shim_control import GRANULE, Group, Refused, ask, rows
 
 Start = Callable[..., Worker]
@@ -184,3 +186,20 @@ def test_context_takes_its_memory_along(start_worker: Start) -> None:
     assert ask(worker.pid, "status")["allocations"] == "0"
     assert ask(worker.pid, "status")["objects"] == "0"
     assert worker.code("free", held[0]) != 0
+
+
+def test_release_gives_memory_back_that_others_have_opened(start_worker: Start, machine: Setting) -> None:
+    """Memory opened by handle has no descriptor of the application: nothing keeps it until the seal."""
+    owner, other = start_worker(), start_worker(1)
+    large = owner.alloc(8 << 20)
+    owner.fill(large, 8 << 20, 1)
+    other.expect(other.ipc_open(owner.ipc_get(large)), 8 << 20, [1])
+    before = sum(memory_by_pid(machine).values())
+    with Group([owner, other]) as group:
+        group.arenas()
+        group.quiesce()
+        group.release()
+        assert before - sum(memory_by_pid(machine).values()) == 8 << 20
+        group.resume()
+    other.check()
+    assert sum(memory_by_pid(machine).values()) == before
