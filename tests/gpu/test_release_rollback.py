@@ -72,7 +72,7 @@ def test_b19_before_release(ranks: Ranks, group: Group) -> None:
     group.cycle(*ranks.all)
 
 
-RELEASE_CALLS = ["cuMemcpyDtoHAsync_v2", "cuMemUnmap", "cuMemRelease", "cuMemHostUnregister"]
+RELEASE_CALLS = ["cuMemcpyDtoHAsync_v2 2", "cuMemUnmap 2", "cuMemRelease 2", "cuMemHostUnregister 1"]
 
 
 @simulated
@@ -80,12 +80,9 @@ RELEASE_CALLS = ["cuMemcpyDtoHAsync_v2", "cuMemUnmap", "cuMemRelease", "cuMemHos
 @pytest.mark.parametrize("call", RELEASE_CALLS)
 def test_b19_midway_through_release(ranks: Ranks, group: Group, machine: Setting, call: str, rank: int) -> None:
     """One allocation cannot be saved or released, on one of the ranks."""
-    machine.inject(f"{call} 2 999", ranks.pids[rank])
+    machine.inject(f"{call} 999", ranks.pids[rank])
     answer = group.tool.suspend(*ranks.pids)
     machine.inject("", ranks.pids[rank])
-    if answer.exit_code == 0:
-        group.resume(*ranks.all)
-        pytest.skip(f"release does not call {call} twice")
     rolled_back(group, ranks, answer)
 
 
@@ -153,9 +150,6 @@ def test_b14_resume_is_repeated(ranks: Ranks, group: Group, machine: Setting, ca
     machine.inject(f"{call} 1 2", ranks.pids[0])
     answer = group.tool.resume(*ranks.pids)
     machine.inject("", ranks.pids[0])
-    if answer.exit_code == 0:
-        ranks.verify()
-        pytest.skip(f"resume does not call {call} on this rank")
     answer.expect(STILL_SUSPENDED)
     group.resume(*ranks.all)
     ranks.verify()

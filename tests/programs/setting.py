@@ -7,7 +7,9 @@ a missing second one too. `GPUSHARE_SIMCUDA` names another simulated driver than
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import re
 import shutil
 import tempfile
 from dataclasses import dataclass, field
@@ -39,6 +41,17 @@ def wanted_driver() -> str:
 def gpus_required() -> int:
     """Return how many GPUs this run has to find; a test that wants more may be skipped."""
     return int(os.environ.get("GPUSHARE_GPU_TESTS") or 0)
+
+
+@functools.cache
+def _simcuda_names() -> frozenset[str]:
+    words = re.findall(rb"(?<=\0)(cu[A-Z]\w+)(?=\0)", SIMCUDA.read_bytes())
+    return frozenset(re.sub(r"(_v\d+)?(_ptds|_ptsz)?$", "", name) for word in words for name in [word.decode()])
+
+
+def is_simulated(function: str) -> bool:
+    """Tell whether the simulated driver has a function: a rule about another one would never do anything."""
+    return re.sub(r"(_v\d+)?(_ptds|_ptsz)?$", "", function) in _simcuda_names()
 
 
 @dataclass(frozen=True)
@@ -78,6 +91,8 @@ class Setting:
     def inject(self, text: str, pid: int | None = None) -> None:
         """Make calls of the simulated driver fail: lines `FUNC NTH CODE|hang|delay MS|kill`, for one pid or for all."""
         assert self.state is not None, "failures are injected into the simulated driver only"
+        for rule in filter(None, re.split("[\n;]", text)):
+            assert is_simulated(rule.split()[0]), f"the simulated driver has no {rule.split()[0]} that could fail"
         target = self.state / ("inject" if pid is None else f"inject-{pid}")
         # The last process that leaves a simulated machine takes the folder away, also while others are checkpointed.
         self.state.mkdir(mode=0o700, exist_ok=True)
