@@ -1,5 +1,44 @@
-"""A store of content-addressed chunks on disk.
+"""A store of content-addressed chunks on disk: memory saved once, however many checkpoints hold it.
 
-Empty for now: the name is reserved, and the package installed, for the store that stage 3 brings. It will own the
-store's format, direct I/O, hashing, deduplication, cache and repair, and must not know CUDA, processes or the shim.
+Owns the store's format (docs/reference/store-format.md), direct I/O, hashing, deduplication, cache, collection and
+repair. Must not know CUDA, processes or the shim; usable on its own:
+
+    store = Store.create("/data/store")
+    with Save.begin(store, "/data/checkpoint") as save:
+        put = store.put(memory)                         # a page-aligned memoryview of at most store.chunk_size_bytes
+        save.add(1, Allocation(0, address, len(memory), (put.chunk,)))
+        save.commit()
+    for allocation in Checkpoint.open("/data/checkpoint").rank(1).allocations:
+        for chunk in allocation.chunks:
+            store.get(chunk, memory)
 """
+
+from chunkstore.cache import Cache
+from chunkstore.checkpoint import Checkpoint
+from chunkstore.errors import Busy, Damaged, Refused, StoreError, WriteFailed
+from chunkstore.format import CHUNK_SIZE_BYTES, Allocation, Chunk, Rank
+from chunkstore.io import Files
+from chunkstore.save import Save
+from chunkstore.store import How, Put, Room, Source, Store, Verify
+
+__all__ = [
+    "CHUNK_SIZE_BYTES",
+    "Allocation",
+    "Busy",
+    "Cache",
+    "Checkpoint",
+    "Chunk",
+    "Damaged",
+    "Files",
+    "How",
+    "Put",
+    "Rank",
+    "Refused",
+    "Room",
+    "Save",
+    "Source",
+    "Store",
+    "StoreError",
+    "Verify",
+    "WriteFailed",
+]

@@ -1,0 +1,169 @@
+"""A cache of chunks near the reader: filled by saves and by prefetching, never by loads.
+
+Owns reading through, writing through, and collecting by last use. A cache is never needed: whatever fails in it is
+told, and the store serves instead. Must not know checkpoints.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from chunkstore import errors, format
+from chunkstore.chunks import ChunkDirectory, Entry, check_content
+from chunkstore.format import Chunk, FormatError, StoreFacts
+from chunkstore.hashing import Hash
+from chunkstore.io import Files, LocksUnsupported
+
+STALE_TEMPORARY_S = 3600.0
+
+
+class Cache:
+    """A cache of one store. Methods may be called from any thread; none raises for a cache that fails."""
+
+    def __init__(self, path: str, facts: StoreFacts, files: Files, digest: Hash) -> None:
+        self.path = path
+        self.facts = facts
+        self.chunks = ChunkDirectory(path, files, digest)
+        self._files = files
+        self._hash = digest
+        self._bypassed = False
+
+    @classmethod
+    def open(cls, path: str, store: StoreFacts, files: Files, digest: Hash) -> Cache:
+        """Open the cache at `path` for a store; makes it if it is missing and can be made (its parent must exist).
+
+        Raises `WrongStore` if it belongs to another store.
+        """
+        path = os.path.abspath(path)
+        document = os.path.join(path, format.CACHE_FILE)
+        try:
+            try:
+                content = files.read_document(document)
+            except FileNotFoundError:
+                cls._make(path, store, files, digest)
+                content = files.read_document(document)
+        except OSError as error:
+            raise errors.write_failed("cannot use the cache", path, error) from error
+        try:
+            facts = StoreFacts.decode(content, format.CACHE)
+        except FormatError as error:
+            raise format.not_decoded(document, format.CACHE, error) from None
+        if facts != store:
+            raise errors.WrongStore(path=path, theirs=facts.id, store="the store named", ours=store.id)
+        return cls(path, facts, files, digest)
+
+    @staticmethod
+    def _make(path: str, store: StoreFacts, files: Files, digest: Hash) -> None:
+        files.make_directory(path)
+        ChunkDirectory(path, files, digest).make()
+        files.write_document(os.path.join(path, format.CACHE_FILE), store.encode(format.CACHE))
+
+    def has(self, chunk: Chunk) -> bool:
+        """Tell whether a chunk lies there with its full size."""
+        try:
+            entry = self.chunks.lookup(str(chunk.hash))
+        except errors.Damaged:
+            return False
+        return entry is not None and entry.size_bytes == chunk.size_bytes
+
+    def fetch(self, chunk: Chunk, into: memoryview, verify: bool = True) -> bool:
+        """Fill `into` with a chunk; returns False if the cache does not have it intact.
+
+        What is damaged is removed, so that the next save or prefetch brings it again. Nothing is added.
+        """
+        try:
+            self.chunks.read(chunk, into, use=True)
+            if verify:
+                check_content(chunk, into, self._hash, self.path)
+        except errors.ChunkMissing:
+            return False
+        except errors.ChunkDamaged as error:
+            self._files.tell(f"{error}. The cache drops it")
+            self._drop(chunk)
+            return False
+        except errors.Damaged as error:
+            self._files.tell(f"{error}. The store is read instead")
+            return False
+        return True
+
+    def _drop(self, chunk: Chunk) -> None:
+        try:
+            self._files.system.unlink(self.chunks.file_of(str(chunk.hash)))
+        except OSError:
+            pass  # a cache that is mounted read-only keeps it; the next reader finds it damaged again
+
+    def keep(self, chunk: Chunk, data: memoryview) -> bool:
+        """Add a chunk; returns whether it lies there now. After a failure the cache is bypassed, and that is told."""
+        if self._bypassed:
+            return False
+        try:
+            entry = self.chunks.lease(str(chunk.hash))
+            if entry is not None and entry.size_bytes == chunk.size_bytes:
+                return True
+            if not self.chunks.write(chunk, data) and not self.has(chunk):
+                self.chunks.write(chunk, data, replace=True)  # what has the name is cut short
+        except errors.StoreError as error:
+            self._bypassed = True
+            self._files.tell(f"{error}. The cache is bypassed from here on")
+            return False
+        return True
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What a collection removed (or would remove), and what is left, in chunks and bytes."""
+
+    removed_chunks: int
+    removed_bytes: int
+    kept_chunks: int
+    kept_bytes: int
+    in_use_chunks: int  # that would have gone, but were being read or used again
+    temporary_bytes: int  # left by writers that died
+
+
+def collect(cache: Cache, limit_bytes: int, dry_run: bool = False) -> Collected:
+    """Remove the least recently used chunks until at most `limit_bytes` are left; never one that is being read.
+
+    Raises `WriteFailed` if the cache cannot be read or changed, `NoLocks` if its filesystem has no locks.
+    """
+    files = cache.chunks.files
+    try:
+        with files.locked(os.path.join(cache.path, format.COLLECTOR_LOCK), True, "another collector is at work", 0.0):
+            now_ns = files.clock_ns(os.path.join(cache.path, format.TEMPORARY))
+            temporary = cache.chunks.reap(now_ns - int(STALE_TEMPORARY_S * 1e9), dry_run)
+            entries = sorted(cache.chunks.entries(), key=lambda entry: entry.used_ns)
+            chosen = _oldest(entries, limit_bytes)
+            used = {entry.hash: entry.used_ns for entry in chosen}
+            names = list(used)
+            removed = chosen if dry_run else cache.chunks.remove(names, lambda entry: entry.used_ns == used[entry.hash])
+    except OSError as error:
+        raise collection_failed(cache.path, error) from error
+    removed_bytes = sum(entry.size_bytes for entry in removed)
+    return Collected(
+        removed_chunks=len(removed),
+        removed_bytes=removed_bytes,
+        kept_chunks=len(entries) - len(removed),
+        kept_bytes=sum(entry.size_bytes for entry in entries) - removed_bytes,
+        in_use_chunks=len(chosen) - len(removed),
+        temporary_bytes=temporary,
+    )
+
+
+def _oldest(entries: list[Entry], limit_bytes: int) -> list[Entry]:
+    """Return those that have to go, least recently used first."""
+    excess = sum(entry.size_bytes for entry in entries) - limit_bytes
+    chosen = []
+    for entry in entries:
+        if excess <= 0:
+            break
+        chosen.append(entry)
+        excess -= entry.size_bytes
+    return chosen
+
+
+def collection_failed(path: str, error: OSError) -> errors.StoreError:
+    """Return the error for a collection that could not go on; what was removed until then was not needed."""
+    if isinstance(error, LocksUnsupported):
+        return errors.NoLocks(path=path, detail=error.strerror)
+    return errors.write_failed("cannot collect in", path, error)

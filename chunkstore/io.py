@@ -1,0 +1,338 @@
+"""Files that survive a power cut: direct I/O, durable publication, locks with a deadline, the filesystem's own clock.
+
+Owns how bytes reach a disk and come back. Must not know what they mean. Everything raises OSError (or `Busy`);
+who calls says what that means for a store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from chunkstore.errors import Busy
+from chunkstore.hashing import address_of
+from chunkstore.system import System
+
+ALIGNMENT = 4096
+"""The least alignment used: filesystems and disks exist that refuse 512, whatever they say."""
+
+SCRATCH_BYTES = 1 << 20
+LOCK_WAIT_S = 60.0
+TEMPORARY_SUFFIX = ".tmp"
+_NOT_DIRECT = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP}
+_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK}
+_NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
+
+
+class LocksUnsupported(OSError):
+    """The filesystem has no file locks."""
+
+
+class Files:
+    """File operations over one `System`; one object may be used from any number of threads.
+
+    `notify` gets one line whenever something works less well than asked, such as a filesystem without direct I/O.
+    """
+
+    def __init__(self, system: System | None = None, notify: Callable[[str], None] | None = None) -> None:
+        self.system = system or System()
+        self._notify = notify or (lambda line: None)
+        self._buffered: set[int] = set()  # filesystems (by device) that refused direct I/O
+        self._told: set[str] = set()
+        self._guard = threading.Lock()
+        self._local = threading.local()
+
+    def tell(self, line: str) -> None:
+        """Pass a notice on, once."""
+        with self._guard:
+            if line in self._told:
+                return
+            self._told.add(line)
+        self._notify(line)
+
+    def scratch(self) -> memoryview:
+        """Return this thread's page-aligned buffer of `SCRATCH_BYTES`; the next use of it overwrites it."""
+        if not hasattr(self._local, "scratch"):
+            self._local.scratch = memoryview(mmap.mmap(-1, SCRATCH_BYTES))
+        view: memoryview = self._local.scratch
+        return view
+
+    @contextlib.contextmanager
+    def opened(self, path: str, flags: int = os.O_RDONLY) -> Iterator[int]:
+        """Keep a file open for the length of a with statement."""
+        fd = self.system.open(path, flags)
+        try:
+            yield fd
+        finally:
+            self.system.close(fd)
+
+    # --- whole contents, past the page cache where the filesystem lets us
+
+    def write_all(self, fd: int, data: memoryview, path: str) -> None:
+        """Write the content of a new file and wait until it is on the disk."""
+        alignment = self._direct(fd, path)
+        done = 0
+        while done < len(data):
+            piece = self._aligned(data[done:], alignment) if alignment else data[done:]
+            try:
+                count = self.system.write(fd, piece, done)
+            except OSError as error:
+                if not alignment or error.errno not in _NOT_DIRECT:
+                    raise
+                alignment = self._give_up_direct(fd, path)
+                continue
+            if count <= 0:
+                raise OSError(errno.EIO, "the file takes no more bytes", path)
+            if alignment and count % alignment:
+                count -= count % alignment
+                if count == 0:  # less than a block at a time: not with direct I/O
+                    alignment = self._give_up_direct(fd, path)
+            done += count
+        if done > len(data):  # the padding of the last block
+            self.system.truncate(fd, len(data))
+        self.system.datasync(fd)
+        if not alignment:
+            with contextlib.suppress(OSError):  # a hint
+                self.system.forget_pages(fd)
+
+    def read_all(self, fd: int, into: memoryview, path: str) -> int:
+        """Fill `into` from the start of a file and return how many bytes it had, fewer where it is shorter."""
+        alignment = self._direct(fd, path)
+        done = 0
+        while done < len(into):
+            rest = into[done:]
+            bounced = bool(alignment) and (len(rest) < alignment or address_of(rest) % alignment != 0)
+            room = self.scratch() if bounced else rest
+            if alignment:
+                room = room[: len(room) - len(room) % alignment]
+            try:
+                count = self.system.read(fd, room, done)
+            except OSError as error:
+                if not alignment or error.errno not in _NOT_DIRECT:
+                    raise
+                alignment = self._give_up_direct(fd, path)
+                continue
+            if count == 0:
+                break
+            if bounced:
+                count = min(count, len(rest))
+                rest[:count] = room[:count]
+            done += count
+            if alignment and done % alignment and done < len(into):
+                # Either the end of the file or a short read; what follows does not start at a block.
+                alignment = 0
+                self.system.set_direct(fd, False)
+        return done
+
+    def pieces(self, fd: int, path: str) -> Iterator[memoryview]:
+        """Yield the content of a file in pieces that lie in this thread's scratch buffer, each until the next."""
+        scratch = self.scratch()
+        alignment = self._direct(fd, path)
+        done = 0
+        while True:
+            try:
+                count = self.system.read(fd, scratch, done)
+            except OSError as error:
+                if not alignment or error.errno not in _NOT_DIRECT:
+                    raise
+                alignment = self._give_up_direct(fd, path)
+                continue
+            if count == 0:
+                return
+            yield scratch[:count]
+            done += count
+            if alignment and done % alignment:
+                alignment = 0
+                self.system.set_direct(fd, False)
+
+    def _direct(self, fd: int, path: str) -> int:
+        """Switch an open file to direct I/O; return the alignment of addresses and offsets, 0 for buffered I/O."""
+        if self.system.fstat(fd).st_dev in self._buffered:
+            return 0
+        try:
+            self.system.set_direct(fd, True)
+        except OSError as error:
+            if error.errno not in _NOT_DIRECT:
+                raise
+            return self._give_up_direct(fd, path)
+        return max(ALIGNMENT, *self.system.alignments(fd))
+
+    def _give_up_direct(self, fd: int, path: str) -> int:
+        """Use the page cache for this file and from now on for its filesystem, and say so."""
+        with contextlib.suppress(OSError):  # where it could not be switched on
+            self.system.set_direct(fd, False)
+        device = self.system.fstat(fd).st_dev
+        with self._guard:
+            self._buffered.add(device)
+        self.tell(
+            f"the filesystem of {os.path.dirname(path)} (device {os.major(device)}:{os.minor(device)}) "
+            "refuses direct I/O; its page cache is used instead"
+        )
+        return 0
+
+    def _aligned(self, rest: memoryview, alignment: int) -> memoryview:
+        """Return what to write next: whole blocks of `rest` as they lie, else a copy that is aligned and padded."""
+        whole = len(rest) - len(rest) % alignment
+        if whole and address_of(rest) % alignment == 0:
+            return rest[:whole]
+        scratch = self.scratch()
+        count = min(len(rest), len(scratch) - len(scratch) % alignment)
+        padded = -(-count // alignment) * alignment
+        scratch[:count] = rest[:count]
+        scratch[count:padded] = bytes(padded - count)
+        return scratch[:padded]
+
+    # --- publication
+
+    @contextlib.contextmanager
+    def temporary(self, directory: str, data: memoryview) -> Iterator[tuple[int, str]]:
+        """Write a content under a random name that nobody had, durably; the name is gone after the with statement.
+
+        The file stays locked meanwhile, by which a collector knows that its writer lives.
+        """
+        fd, path = self._create(directory)
+        try:
+            try:
+                self.system.try_lock(fd, True)
+            except OSError:
+                pass  # age alone then protects it
+            self.write_all(fd, data, path)
+            yield fd, path
+        finally:
+            self.system.close(fd)
+            try:
+                self.system.unlink(path)
+            except OSError:
+                pass  # it was renamed, or the collector takes it
+
+    def _create(self, directory: str) -> tuple[int, str]:
+        while True:
+            path = os.path.join(directory, f"{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
+            try:
+                return self.system.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL), path
+            except FileExistsError:
+                continue
+
+    def publish(self, temporary: str, path: str, replace: bool = False) -> bool:
+        """Give a written file its name; returns False, and changes nothing, if the name is taken.
+
+        With `replace`, the file takes the name over. The caller has the directory synced.
+        """
+        if replace:
+            self.system.rename(temporary, path)
+            return True
+        try:
+            try:
+                self.system.link(temporary, path)
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                self.system.rename_new(temporary, path)
+        except FileExistsError:
+            return False
+        return True
+
+    def sync_directory(self, path: str) -> None:
+        """Wait until the names in a directory are on the disk."""
+        with self.opened(path, os.O_RDONLY | os.O_DIRECTORY) as fd:
+            self.system.sync(fd)
+
+    def make_directory(self, path: str) -> bool:
+        """Make a directory and wait until its name is on the disk; returns False if it was there."""
+        try:
+            self.system.mkdir(path)
+        except FileExistsError:
+            if not os.path.isdir(path):
+                raise
+            return False
+        self.sync_directory(os.path.dirname(path) or ".")
+        return True
+
+    def write_document(self, path: str, content: bytes, replace: bool = False) -> bool:
+        """Write a small file, durably and in one step; returns False if there was one and `replace` is not given."""
+        directory = os.path.dirname(path)
+        with self.temporary(directory, memoryview(content)) as (_, temporary):
+            if not self.publish(temporary, path, replace):
+                return False
+        self.sync_directory(directory)
+        return True
+
+    def write_small(self, fd: int, content: bytes, path: str) -> None:
+        """Write a small content into an open, empty file, and wait until it is on the disk."""
+        done = 0
+        while done < len(content):
+            count = self.system.write(fd, memoryview(content)[done:], done)
+            if count <= 0:
+                raise OSError(errno.EIO, "the file takes no more bytes", path)
+            done += count
+        self.system.datasync(fd)
+
+    def read_document(self, path: str) -> bytes:
+        """Return the content of a small file."""
+        with self.opened(path) as fd:
+            size = self.system.fstat(fd).st_size
+            content = bytearray(size)
+            done = 0
+            while done < size:
+                count = self.system.read(fd, memoryview(content)[done:], done)
+                if count == 0:
+                    break
+                done += count
+            return bytes(content[:done])
+
+    # --- locks and time
+
+    @contextlib.contextmanager
+    def locked(self, path: str, exclusive: bool, what: str, wait_s: float = LOCK_WAIT_S) -> Iterator[int]:
+        """Hold a lock file's lock for the length of a with statement; the file is made if it is missing.
+
+        Raises `Busy` if others held it for `wait_s`, `LocksUnsupported` if the filesystem has no locks.
+        """
+        fd = self.system.open(path, os.O_RDWR | os.O_CREAT)
+        try:
+            self.wait_for_lock(fd, path, exclusive, wait_s, what)
+            yield fd
+        finally:
+            self.system.close(fd)
+
+    def wait_for_lock(self, fd: int, path: str, exclusive: bool, wait_s: float, what: str) -> None:
+        """Lock an open file, as `locked` does."""
+        deadline = time.monotonic() + wait_s
+        pause_s = 0.001
+        while not self._try_lock(fd, path, exclusive):
+            if time.monotonic() >= deadline:
+                raise Busy(path=path, what=what)
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 2, 0.1)
+
+    def _try_lock(self, fd: int, path: str, exclusive: bool) -> bool:
+        try:
+            return self.system.try_lock(fd, exclusive)
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                raise LocksUnsupported(error.errno, os.strerror(error.errno or 0), path) from error
+            raise
+
+    def is_locked(self, path: str) -> bool:
+        """Tell whether another holds an exclusive lock on a file; False where it is missing or there are no locks."""
+        try:
+            with self.opened(path) as fd:
+                return not self._try_lock(fd, path, False)
+        except (FileNotFoundError, LocksUnsupported):
+            return False
+
+    def clock_ns(self, directory: str) -> int:
+        """Return the time by the clock that stamps this filesystem's files, which may be another machine's."""
+        fd, path = self._create(directory)
+        try:
+            self.system.mark_published(fd)
+            return self.system.fstat(fd).st_mtime_ns
+        finally:
+            self.system.close(fd)
+            self.system.unlink(path)

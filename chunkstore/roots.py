@@ -1,0 +1,161 @@
+"""Roots: which checkpoints a store knows, and in what state each is found.
+
+A root is recorded before the first chunk of a save may be collected, and dropped when the checkpoint is removed. Owns
+`roots/` and the judgement whether the chunks of a checkpoint are needed. When in doubt they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from enum import Enum
+
+from chunkstore import errors, format
+from chunkstore.checkpoint import Checkpoint, read_save_id
+from chunkstore.format import FormatError, Root
+from chunkstore.store import Store
+
+
+class State(str, Enum):
+    """What is found where a root points."""
+
+    COMPLETE = "complete"
+    SAVING = "saving"  # a living process is writing it
+    ABORTED = "aborted"  # its writer ended before the checkpoint existed, or a removal was cut off
+    UNREACHABLE = "unreachable"  # not there, unreadable, or another checkpoint than the one recorded
+
+
+@dataclass(frozen=True)
+class Found:
+    """A root and what was found. `checkpoint` is set if it is complete, `detail` if it is unreachable."""
+
+    root: Root
+    recorded_ns: int
+    state: State
+    checkpoint: Checkpoint | None = None
+    detail: str = ""
+
+
+def root_file(store: Store, id: str) -> str:
+    """Return the path of a root's record."""
+    return os.path.join(store.path, format.ROOTS, f"{id}.json")
+
+
+def record(store: Store, root: Root) -> None:
+    """Write a root, so that it survives a power cut; raises OSError."""
+    store.files.write_document(root_file(store, root.id), root.encode(), replace=True)
+
+
+def drop(store: Store, id: str) -> None:
+    """Remove a root's record, if there is one; raises OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        store.files.system.unlink(root_file(store, id))
+        store.files.sync_directory(os.path.join(store.path, format.ROOTS))
+
+
+def find_all(store: Store) -> list[Found]:
+    """Return every root with its state, ordered by path.
+
+    Raises `Damaged` if the list of roots cannot be read; a single record that is damaged counts as unreachable.
+    """
+    directory = os.path.join(store.path, format.ROOTS)
+    found = []
+    try:
+        for name, status in sorted(store.files.system.scan(directory)):
+            id, suffix = os.path.splitext(name)
+            if suffix == ".json":
+                with contextlib.suppress(FileNotFoundError):  # dropped meanwhile
+                    found.append(_find(store, id, status.st_mtime_ns))
+    except OSError as error:
+        raise errors.unreadable("cannot read the roots in", directory, error) from error
+    return sorted(found, key=lambda item: item.root.path)
+
+
+def _find(store: Store, id: str, recorded_ns: int) -> Found:
+    path = root_file(store, id)
+    try:
+        root = Root.decode(store.files.read_document(path))
+        if root.id != id:
+            raise FormatError(f"it is the record of {root.id}")
+    except FormatError as error:
+        unknown = Root(id, path, "")
+        return Found(unknown, recorded_ns, State.UNREACHABLE, detail=f"the root's record is damaged: {error}")
+    return examine(store, root, recorded_ns)
+
+
+def examine(store: Store, root: Root, recorded_ns: int) -> Found:
+    """Look at a root's directory. Never raises for what it finds there."""
+    files = store.files
+    save = os.path.join(root.path, format.SAVE_FILE)
+    # The lock is looked at before the manifest: a save that ends in between is found complete.
+    saving = _ours(store, root, save) and files.is_locked(save)
+    try:
+        checkpoint = Checkpoint.open(root.path, files=files)
+        if checkpoint.id == root.id and checkpoint.manifest.store.id == store.id:
+            checkpoint.load()
+            return Found(root, recorded_ns, State.COMPLETE, checkpoint)
+        detail = f"another checkpoint ({checkpoint.id}) lies there"
+    except errors.NotAStore as error:
+        detail = str(error.facts["detail"])
+        if saving:
+            return Found(root, recorded_ns, State.SAVING)
+        if _ours(store, root, save):
+            return Found(root, recorded_ns, State.ABORTED)
+    except errors.StoreError as error:
+        detail = str(error)
+    return Found(root, recorded_ns, State.UNREACHABLE, detail=detail)
+
+
+def _ours(store: Store, root: Root, save: str) -> bool:
+    """Tell whether the save that is under way in a root's directory is the recorded one.
+
+    An empty directory proves nothing: it may be a mount point whose filesystem is not mounted.
+    """
+    try:
+        return read_save_id(store.files, save) == root.id
+    except (OSError, FormatError):
+        return False
+
+
+def with_path(store: Store, directory: str | os.PathLike[str]) -> list[Found]:
+    """Return the roots of a directory."""
+    paths = {os.path.abspath(directory), os.path.realpath(directory)}
+    return [item for item in find_all(store) if item.root.path in paths]
+
+
+def forget(store: Store, directory: str | os.PathLike[str]) -> list[Root]:
+    """Drop the roots of a checkpoint that is gone for good, so that its chunks can be collected; returns them.
+
+    Raises `StillThere` if the checkpoint can be read, `NotAStore` if the store knows none there.
+    """
+    found = with_path(store, directory)
+    if not found:
+        found = [item for item in find_all(store) if item.root.path == root_file(store, os.fspath(directory))]
+    gone = [item for item in found if item.state in (State.UNREACHABLE, State.ABORTED)]
+    if found and not gone:
+        raise errors.StillThere(path=os.fspath(directory))
+    if not gone:
+        detail = f"store {store.path} knows no checkpoint there"
+        raise errors.NotAStore(path=os.fspath(directory), detail=detail, advice="list what it knows")
+    try:
+        for item in gone:
+            drop(store, item.root.id)
+    except OSError as error:
+        raise errors.write_failed("cannot drop a root in", store.path, error) from error
+    return [item.root for item in gone]
+
+
+def adopt(store: Store, directory: str | os.PathLike[str]) -> Root:
+    """Record a checkpoint where it lies now, after its directory was moved.
+
+    Raises `NotAStore`, `WrongStore`, `Damaged`, `WriteFailed`.
+    """
+    checkpoint = Checkpoint.open(directory, files=store.files)
+    checkpoint.require_store(store)
+    root = Root(checkpoint.id, os.path.realpath(directory), checkpoint.manifest.created)
+    try:
+        record(store, root)
+    except OSError as error:
+        raise errors.write_failed("cannot record a root in", store.path, error) from error
+    return root

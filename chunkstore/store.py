@@ -1,0 +1,298 @@
+"""A store: chunks kept under the hash of their content, by `put`, and given back by `get`.
+
+Owns opening and making a store, deduplication, and when an existing chunk is believed. Must not know what the bytes
+are, or which checkpoints need them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import secrets
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from chunkstore import errors, format
+from chunkstore.cache import Cache
+from chunkstore.chunks import ChunkDirectory, Entry, State, check_content, chunk_of
+from chunkstore.format import CHUNK_SIZE_BYTES, Chunk, FormatError, StoreFacts
+from chunkstore.hashing import DEFAULT_HASH, address_of, hash_by_name
+from chunkstore.io import Files
+
+_TRIES = 5
+_OWN_NAMES = {format.CHUNKS, format.ROOTS, format.TEMPORARY, format.SWEEP_LOCK, "lost+found"}
+
+
+class Verify(str, Enum):
+    """Which existing chunks `put` compares with the bytes at hand before it relies on them."""
+
+    ALL = "all"
+    NEW = "new"  # those published after the store's last clean fsck
+    NONE = "none"  # only their size is looked at
+
+
+class How(str, Enum):
+    """What `put` did with a content."""
+
+    ZERO = "zero"  # all zeros: stored nowhere
+    NEW = "new"
+    KNOWN = "known"  # it was there
+    REPAIRED = "repaired"  # it was there, damaged, and was replaced
+
+
+class Source(str, Enum):
+    """Where `get` found a content."""
+
+    ZERO = "zero"
+    CACHE = "cache"
+    STORE = "store"
+
+
+@dataclass(frozen=True)
+class Put:
+    """The answer of `put`. `cached` tells whether the chunk lies in the cache now, None without a cache."""
+
+    chunk: Chunk
+    how: How
+    cached: bool | None = None
+
+
+@dataclass(frozen=True)
+class Room:
+    """Free room on the filesystem of a store; `inodes` is None where there is no limit."""
+
+    bytes: int
+    inodes: int | None
+
+
+class Store:
+    """An open store, with the cache in front of it, if there is one.
+
+    Guarantees: when `put` returns, the chunk survives a power cut; a content is never written over by another; `get`
+    returns the bytes that were put, or raises. `put` and `get` may be called from any number of threads, and leave the
+    GIL for everything that takes long. A store keeps no buffer of a chunk's size: memory is the caller's.
+    """
+
+    def __init__(self, path: str, facts: StoreFacts, files: Files, verify_existing: Verify) -> None:
+        self.path = path
+        self.facts = facts
+        self.files = files
+        self.hash = hash_by_name(facts.hash, path)
+        self.chunks = ChunkDirectory(path, files, self.hash)
+        self.cache: Cache | None = None
+        self._verify = verify_existing
+        self._sure: set[str] = set()  # written or compared by this object
+        self._clean_ns: int | None = None
+        self._busy: set[str] = set()
+        self._turn = threading.Condition()
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        cache: str | os.PathLike[str] | None = None,
+        verify_existing: Verify = Verify.NEW,
+        files: Files | None = None,
+    ) -> Store:
+        """Open a store; writes nothing to it, so that a read-only mount will do for loads.
+
+        `cache` is the directory of a cache for it, made if missing. Raises `NotAStore`, `UnknownVersion`, `NoHash`,
+        `WrongStore` (the cache belongs to another), `Damaged`.
+        """
+        files = files or Files()
+        path = os.path.abspath(path)
+        document = os.path.join(path, format.STORE_FILE)
+        try:
+            facts = StoreFacts.decode(files.read_document(document))
+        except (FileNotFoundError, NotADirectoryError):
+            detail = f"there is no {format.STORE_FILE}"
+            raise errors.NotAStore(path=path, detail=detail, advice="name a store; is it mounted?") from None
+        except OSError as error:
+            raise errors.unreadable("cannot read", document, error) from error
+        except FormatError as error:
+            raise format.not_decoded(document, format.STORE, error) from None
+        store = cls(path, facts, files, verify_existing)
+        if cache is not None:
+            store.cache = Cache.open(os.fspath(cache), facts, files, store.hash)
+        return store
+
+    @classmethod
+    def create(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        hash: str = DEFAULT_HASH,
+        chunk_size_bytes: int = CHUNK_SIZE_BYTES,
+        cache: str | os.PathLike[str] | None = None,
+        verify_existing: Verify = Verify.NEW,
+        files: Files | None = None,
+    ) -> Store:
+        """Make a store, or open the one that lies there; of several makers at once, all open the same.
+
+        The parent directory must exist. Raises `Incompatible` if the store there has another hash or chunk size,
+        `NotAStore` if other files lie there, `WriteFailed`, and what `open` raises.
+        """
+        files = files or Files()
+        path = os.path.abspath(path)
+        if chunk_size_bytes <= 0:
+            raise ValueError("chunk_size_bytes must be positive")
+        facts = StoreFacts(secrets.token_hex(16), chunk_size_bytes, hash)
+        digest = hash_by_name(hash, path)
+        try:
+            if not os.path.lexists(os.path.join(path, format.STORE_FILE)):
+                files.make_directory(path)
+                _refuse_foreign(path, files)
+                ChunkDirectory(path, files, digest).make()
+                files.make_directory(os.path.join(path, format.ROOTS))
+                files.write_document(os.path.join(path, format.STORE_FILE), facts.encode())
+        except OSError as error:
+            raise errors.write_failed("cannot make a store in", path, error) from error
+        store = cls.open(path, cache=cache, verify_existing=verify_existing, files=files)
+        for what, theirs, ours in (
+            ("hash", store.facts.hash, hash),
+            ("chunk size", store.facts.chunk_size_bytes, chunk_size_bytes),
+        ):
+            if theirs != ours:
+                raise errors.Incompatible(path=path, what=what, theirs=theirs, ours=ours)
+        return store
+
+    @property
+    def id(self) -> str:
+        """Return the store's id."""
+        return self.facts.id
+
+    @property
+    def chunk_size_bytes(self) -> int:
+        """Return the most bytes that a chunk has."""
+        return self.facts.chunk_size_bytes
+
+    # --- writing
+
+    def put(self, data: memoryview) -> Put:
+        """Keep a content of at most `chunk_size_bytes`; it is durable when the call returns.
+
+        Fastest with page-aligned memory, which goes to the disk as it lies. The bytes must not change meanwhile.
+        Raises `WriteFailed`; then nothing was published that was not intact.
+        """
+        if not 0 < data.nbytes <= self.chunk_size_bytes:
+            raise ValueError(f"{data.nbytes} bytes are no chunk of this store")
+        data = data.cast("B") if data.format != "B" or data.ndim != 1 else data
+        chunk = chunk_of(data, self.hash)
+        if chunk.hash is None:
+            return Put(chunk, How.ZERO)
+        with self._alone(chunk.hash):
+            how = self._keep(chunk, chunk.hash, data)
+            return Put(chunk, how, self.cache.keep(chunk, data) if self.cache else None)
+
+    @contextlib.contextmanager
+    def _alone(self, name: str) -> Iterator[None]:
+        """Let one thread at a time work on a content: ranks often hold the same, and one write is enough."""
+        with self._turn:
+            self._turn.wait_for(lambda: name not in self._busy)
+            self._busy.add(name)
+        try:
+            yield
+        finally:
+            with self._turn:
+                self._busy.discard(name)
+                self._turn.notify_all()
+
+    def _keep(self, chunk: Chunk, name: str, data: memoryview) -> How:
+        for _ in range(_TRIES):
+            entry = self.chunks.lease(name)
+            if entry is None:
+                if self.chunks.write(chunk, data):
+                    self._sure.add(name)
+                    return How.NEW
+                continue  # another writer was quicker
+            state = self._judge(entry, chunk, data)
+            if state is State.OTHER:
+                raise errors.HashCollision(path=self.path, hash=name)
+            if state is State.DAMAGED:
+                self.chunks.write(chunk, data, replace=True)
+                self._sure.add(name)
+                self.files.tell(f"chunk {name} in {self.path} was damaged and has been written again")
+                return How.REPAIRED
+            if state is State.SOUND:
+                self.chunks.settle(name)
+                self._sure.add(name)
+                return How.KNOWN
+        path, advice = self.chunks.file_of(name), "see who removes chunks there"
+        raise errors.WriteFailed(what="cannot keep", path=path, detail="it comes and goes", advice=advice)
+
+    def _judge(self, entry: Entry, chunk: Chunk, data: memoryview) -> State:
+        """Tell what an existing chunk is, as closely as `verify_existing` asks."""
+        if entry.size_bytes != chunk.size_bytes:
+            return self.chunks.compare(chunk, data)
+        if self._verify is Verify.NONE or (entry.hash in self._sure and self._verify is Verify.NEW):
+            return State.SOUND
+        if self._verify is Verify.NEW and entry.published_ns < self._last_clean_ns():
+            return State.SOUND
+        return self.chunks.compare(chunk, data)
+
+    def _last_clean_ns(self) -> int:
+        """Return when the store's last clean fsck began, by the store's clock; 0 if there was none."""
+        if self._clean_ns is None:
+            self._clean_ns = read_clean_ns(self)
+        return self._clean_ns
+
+    # --- reading
+
+    def get(self, chunk: Chunk, into: memoryview, verify: bool = True) -> Source:
+        """Fill the start of `into` with a chunk's content, from the cache if it is there.
+
+        With `verify`, the content is hashed and compared with the chunk's name. Writes nothing to the store, and adds
+        nothing to the cache. Raises `ChunkMissing`, `ChunkDamaged` or another `Damaged`; `into` is then undefined.
+        """
+        if chunk.size_bytes > into.nbytes:
+            raise ValueError(f"{into.nbytes} bytes are too few for a chunk of {chunk.size_bytes}")
+        into = into.cast("B") if into.format != "B" or into.ndim != 1 else into
+        view = into[: chunk.size_bytes]
+        if chunk.hash is None:
+            ctypes.memset(address_of(view), 0, len(view))
+            return Source.ZERO
+        if self.cache is not None and self.cache.fetch(chunk, view, verify):
+            return Source.CACHE
+        self.chunks.read(chunk, view)
+        if verify:
+            check_content(chunk, view, self.hash, self.path)
+        return Source.STORE
+
+    # --- room
+
+    def room(self) -> Room:
+        """Return how much room the store's filesystem has for this user; raises `WriteFailed` if it does not say."""
+        try:
+            found = self.files.system.room(self.path)
+        except OSError as error:
+            raise errors.write_failed("cannot look at", self.path, error) from error
+        return Room(found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None)
+
+    def require_room(self, size_bytes: int, chunks: int) -> None:
+        """Raise `NoRoom` if `size_bytes` in `chunks` new chunks would not fit; what is known already needs none."""
+        room = self.room()
+        if room.bytes < size_bytes:
+            raise errors.NoRoom(path=self.path, free=room.bytes, need=size_bytes, unit="bytes")
+        if room.inodes is not None and room.inodes < chunks:
+            raise errors.NoRoom(path=self.path, free=room.inodes, need=chunks, unit="inodes")
+
+
+def _refuse_foreign(path: str, files: Files) -> None:
+    foreign = [name for name in files.system.list(path) if name not in _OWN_NAMES and not name.endswith(".tmp")]
+    if foreign and format.STORE_FILE not in foreign:
+        detail = f"other files lie there ({', '.join(sorted(foreign)[:3])})"
+        raise errors.NotAStore(path=path, detail=detail, advice="name an empty directory or a new one")
+
+
+def read_clean_ns(store: Store) -> int:
+    """Return when the store's last clean fsck began, by the store's clock; 0 if there was none or nobody can tell."""
+    try:
+        body = format.decode(format.FSCK, store.files.read_document(os.path.join(store.path, format.FSCK_FILE)))
+    except (OSError, FormatError):
+        return 0
+    value = body.get("clean_ns")
+    return value if isinstance(value, int) and body.get("store") == store.id else 0
