@@ -28,10 +28,13 @@ FORBIDDEN_CALLS = {
         "a hook never ends the program": "exit _exit abort quick_exit assert",
         "use gs_lock, which a forked child resets": "pthread_mutex_lock pthread_mutex_unlock pthread_cond_wait",
         "ours; use the genuine ones of resolve.pxi": "dlsym dlvsym",
+        "it opens a descriptor that the application's programs inherit": "dup dup2 accept pipe socketpair creat",
         "newer headers bind it to __isoc23_*, which older images lack": "strtol strtoul strtoll strtoull atoi sscanf",
     }.items()
     for name in names.split()
 }
+OPENING_CALLS = {"open", "openat", "socket", "accept4", "eventfd", "memfd_create", "dup3", "recvmsg", "pipe2"}
+"""These say by a flag whether what they open survives exec."""
 FORBIDDEN_WORDS = {
     "def": "a Python function needs Python",
     "cpdef": "a Python function needs Python",
@@ -149,6 +152,10 @@ def _forbidden_calls(code: str) -> Iterator[str]:
     for match in re.finditer(r"(?<![\w.>])(\w+)\s*\(", code):
         if match[1] in FORBIDDEN_CALLS:
             yield f"{match[1]}: {FORBIDDEN_CALLS[match[1]]}"
+        if match[1] in OPENING_CALLS and "CLOEXEC" not in code[match.end() :]:
+            yield f"{match[1]} without CLOEXEC: the application's programs inherit the descriptor"
+    if re.search(r"\bF_DUPFD\b", code):
+        yield "F_DUPFD: use F_DUPFD_CLOEXEC, or the application's programs inherit the descriptor"
 
 
 def _header_findings(path: Path) -> Iterator[tuple[int, str]]:

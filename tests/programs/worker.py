@@ -16,6 +16,7 @@ import os
 import resource
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -134,6 +135,14 @@ class Worker:
             while True:
                 opened.append(os.dup(0))
         return opened
+
+    def inherited_fds(self) -> list[int]:
+        """Return the descriptors that a program has which this process starts."""
+        code = "import os; f = '/proc/self/fd/'; print(*[n for n in os.listdir(f) if os.path.exists(f + n)])"
+        environ = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+        done = subprocess.run([sys.executable, "-Sc", code], close_fds=False, env=environ, stdin=subprocess.DEVNULL,
+                              stdout=subprocess.PIPE, text=True, timeout=60, check=True)
+        return [int(word) for word in done.stdout.split()]
 
     def nvidia_fds(self) -> list[str]:
         """Return what the open descriptors of the driver point to."""
