@@ -410,6 +410,7 @@ cdef CUresult free_pointer(uint64_t va) noexcept nogil:
         if rc == 0:
             uncarried_remove(KIND_MANAGED, va)
             uncarried_remove(KIND_POOL_POINTER, va)
+            uncarried_remove(KIND_DMABUF, va)
         return rc
     rc = context_synchronize(a.ctx)
     if rc != 0:

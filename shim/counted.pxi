@@ -247,6 +247,41 @@ cdef public CUresult cuMemPoolDestroy(CUmemoryPool pool) noexcept nogil:
     return rc
 
 
+cdef void count_dmabuf(uint64_t va, size_t size) noexcept nogil:
+    """Count memory that a device beside the GPUs may have mapped: until it is freed, since nobody says when that ends."""
+    cdef uint32_t position
+    cdef Mapping *m
+    cdef bint ours = False
+    gs_lock(&tables_mutex)
+    position = first_overlap(va)
+    while True:
+        m = mapping_in_order(position, va + size)
+        if m == NULL:
+            break
+        ours = True
+        if m.object.kind == KIND_CARRIED:
+            m.object.kind = KIND_DMABUF
+        position += 1
+    gs_unlock(&tables_mutex)
+    if not ours:
+        uncarried_add(KIND_DMABUF, va)
+
+
+cdef public CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr dptr, size_t size,
+                                                   CUmemRangeHandleType handleType,
+                                                   unsigned long long flags) noexcept nogil:
+    """Give memory to a network card or another API, as a descriptor."""
+    cdef CUresult rc
+    if gs_real.cuMemGetHandleForAddressRange == NULL and not gs_find(<void *>&gs_real.cuMemGetHandleForAddressRange):
+        return gs_absent()
+    gs_enter(GS_MEMORY, NULL, GS_NO_STREAM)
+    rc = gs_real.cuMemGetHandleForAddressRange(handle, dptr, size, handleType, flags)
+    if rc == 0:
+        count_dmabuf(dptr, size)
+    gs_leave(GS_MEMORY)
+    return rc
+
+
 cdef public CUresult cuIpcGetEventHandle(CUipcEventHandle *pHandle, CUevent event) noexcept nogil:
     """Export an event."""
     cdef CUresult rc

@@ -505,6 +505,7 @@ typedef int CUmemAccess_flags;
 typedef int CUmemAllocationGranularity_flags;
 typedef int CUmulticastGranularity_flags;
 typedef int CUmemRangeHandleType;
+enum { CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD = 1 };
 
 enum { CU_MEM_ALLOCATION_TYPE_INVALID = 0, CU_MEM_ALLOCATION_TYPE_PINNED = 1, CU_MEM_ALLOCATION_TYPE_MANAGED = 2 };
 enum {

@@ -336,7 +336,7 @@ TABLE = """
 [object counted] Memory and semaphores of other APIs.
 10000 -       cuImportExternalMemory(CUexternalMemory *extMem_out, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *memHandleDesc)
 10000 -       cuImportExternalSemaphore(CUexternalSemaphore *extSem_out, const CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC *semHandleDesc)
-[memory gated] Hands memory to a network card or another API.
+[object counted] Hands memory to a network card or another API, which nobody sees letting go of it.
 11070 -       cuMemGetHandleForAddressRange(void *handle, CUdeviceptr dptr, size_t size, CUmemRangeHandleType handleType, unsigned long long flags)
 [object counted] Endpoints of a fabric, where it is not hidden.
 13030 -       cuLogicalEndpointCreate(cuuint32_t leId, const CUlogicalEndpointProp *prop)

@@ -16,7 +16,8 @@ cdef enum:
     KIND_UNKNOWN_ABI = 10
     KIND_FOREIGN = 11
     KIND_MAPPED_ARRAY = 12
-    KIND_COUNT = 13
+    KIND_DMABUF = 13
+    KIND_COUNT = 14
     MAX_UNCARRIED = 65536
 
 ctypedef struct Uncarried:
@@ -50,6 +51,8 @@ cdef const char *kind_name(uint32_t kind) noexcept nogil:
         return b"unknown-abi"
     if kind == KIND_FOREIGN:
         return b"foreign-import"
+    if kind == KIND_DMABUF:
+        return b"dma-buf"
     return b"mapped-array"
 
 

@@ -155,6 +155,7 @@
     PLAIN(cuMemGetAllocationGranularity, 10020, cuMemGetAllocationGranularity) \
     PLAIN(cuMemGetAllocationPropertiesFromHandle, 10020, cuMemGetAllocationPropertiesFromHandle) \
     PLAIN(cuMemGetDefaultMemPool, 13000, cuMemGetDefaultMemPool) \
+    PLAIN(cuMemGetHandleForAddressRange, 11070, cuMemGetHandleForAddressRange) \
     PLAIN(cuMemGetInfo, 3020, cuMemGetInfo_v2) \
     PLAIN(cuMemGetMemPool, 13000, cuMemGetMemPool) \
     PLAIN(cuMemHostAlloc, 2020, cuMemHostAlloc) \

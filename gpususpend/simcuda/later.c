@@ -1,7 +1,9 @@
 /* Objects of later stages: multicast, external memory and semaphores, sparse arrays. They can be made and destroyed, so
  * that what the shim says about a process that has some can be tested; what they are for is not simulated. */
+#define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "simcuda.h"
@@ -53,6 +55,22 @@ API(CALL_INIT, cuMulticastBindAddr, (CUmemGenericAllocationHandle handle, size_t
 API(CALL_INIT, cuMulticastUnbind, (CUmemGenericAllocationHandle handle, CUdevice device, size_t offset, size_t size), (handle, device, offset, size)) {
     (void)device, (void)offset, (void)size;
     return on_multicast(handle) == CUDA_SUCCESS ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* ---- memory for other devices ---- */
+
+/* A descriptor as a network card would get it. That it keeps the memory is not simulated. */
+API(CALL_INIT, cuMemGetHandleForAddressRange, (void *out, CUdeviceptr va, size_t size, CUmemRangeHandleType type, unsigned long long flags),
+    (out, va, size, type, flags)) {
+    struct mapping m;
+    if (!out || !size || type != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD || flags || !mapping_find(va, &m))
+        return CUDA_ERROR_INVALID_VALUE;
+    bool inside = m.device >= 0 && va + size <= m.va + m.span;
+    mapping_done(&m);
+    if (!inside)
+        return CUDA_ERROR_INVALID_VALUE;
+    *(int *)out = memfd_create("simcuda-dmabuf", MFD_CLOEXEC);
+    return *(int *)out < 0 ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_SUCCESS;
 }
 
 /* ---- external memory and semaphores ---- */

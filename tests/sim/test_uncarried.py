@@ -45,6 +45,14 @@ def event(worker: Worker, bare: Worker) -> int:
     return int(one)
 
 
+def dma_buf(worker: Worker, bare: Worker) -> int:
+    """Give memory to another device, as a network card's driver does; the descriptor is closed at once."""
+    del bare
+    memory = worker.alloc(3 * MIB)
+    worker.dma_buf(memory + MIB, MIB)
+    return int(memory)
+
+
 def foreign(worker: Worker, bare: Worker) -> dict[str, int]:
     """Import memory of a process without the shim, which then closes everything but the memory itself."""
     number = bare.mem_export(bare.block(2 * MIB)["handle"])
@@ -74,6 +82,7 @@ KINDS = {
                             lambda one, made: one.external_memory_destroy(made)),
     "external-semaphore": Kind(lambda one, bare: one.external_semaphore_import(),
                                lambda one, made: one.external_semaphore_destroy(made)),
+    "dma-buf": Kind(dma_buf, lambda one, made: one.free(made)),
     "managed": Kind(lambda one, bare: one.alloc_managed(MIB), lambda one, made: one.free(made)),
     "native-ipc": Kind(lambda one, bare: one.ipc_open(bare.ipc_get(bare.alloc(2 * MIB))),
                        lambda one, made: one.ipc_close(made)),

@@ -109,6 +109,16 @@ def _descriptor() -> int:
 
 
 @command
+def dma_buf(address: int, size: int) -> Result:
+    """Get a range as a descriptor for other devices, and close it: whoever mapped the memory may still have it."""
+    kind = cu.CUmemRangeHandleType.CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
+    answer = ask("cuMemGetHandleForAddressRange", address, size, kind, 0)
+    if answer.code == 0:
+        os.close(answer.value)
+    return answer
+
+
+@command
 def array_create() -> Result:
     """Create a sparse array, of which nothing is mapped."""
     wanted = cu.CUDA_ARRAY3D_DESCRIPTOR()
