@@ -19,7 +19,7 @@ STALE_TEMPORARY_S = 3600.0
 
 
 class Cache:
-    """A cache of one store. Methods may be called from any thread; none raises for a cache that fails."""
+    """A cache of one store. Methods may be called from any thread; only `add` raises for a cache that fails."""
 
     def __init__(self, path: str, facts: StoreFacts, files: Files, digest: Hash) -> None:
         self.path = path
@@ -98,16 +98,19 @@ class Cache:
         if self._bypassed:
             return False
         try:
-            entry = self.chunks.lease(str(chunk.hash))
-            if entry is not None and entry.size_bytes == chunk.size_bytes:
-                return True
-            if not self.chunks.write(chunk, data) and not self.has(chunk):
-                self.chunks.write(chunk, data, replace=True)  # what has the name is cut short
+            self.add(chunk, data)
         except errors.StoreError as error:
             self._bypassed = True
             self._files.tell(f"{error}. The cache is bypassed from here on")
             return False
         return True
+
+    def add(self, chunk: Chunk, data: memoryview) -> None:
+        """Add a chunk, or mark it as used now if it lies there; raises `WriteFailed`."""
+        entry = self.chunks.lease(str(chunk.hash))
+        if entry is not None and entry.size_bytes == chunk.size_bytes:
+            return
+        self.chunks.write(chunk, data, replace=entry is not None)  # what has the name otherwise is cut short
 
 
 @dataclass(frozen=True)

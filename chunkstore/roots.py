@@ -81,7 +81,10 @@ def _find(store: Store, id: str, recorded_ns: int) -> Found:
     except FormatError as error:
         unknown = Root(id, path, "")
         return Found(unknown, recorded_ns, State.UNREACHABLE, detail=f"the root's record is damaged: {error}")
-    return examine(store, root, recorded_ns)
+    found = examine(store, root, recorded_ns)
+    if found.state is State.UNREACHABLE:
+        store.files.system.stat(path)  # raises if a removal dropped it meanwhile: then nothing is missed there
+    return found
 
 
 def examine(store: Store, root: Root, recorded_ns: int) -> Found:

@@ -257,10 +257,14 @@ class Store:
             return Source.ZERO
         if self.cache is not None and self.cache.fetch(chunk, view, verify):
             return Source.CACHE
+        self.read_from_store(chunk, view, verify)
+        return Source.STORE
+
+    def read_from_store(self, chunk: Chunk, view: memoryview, verify: bool = True) -> None:
+        """Fill a view of a stored chunk's size, past the cache; otherwise as `get`."""
         self.chunks.read(chunk, view)
         if verify:
             check_content(chunk, view, self.hash, self.path)
-        return Source.STORE
 
     # --- room
 

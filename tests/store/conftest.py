@@ -1,4 +1,4 @@
-"""Where the tests of the store put their files: in memory where there is a tmpfs, since most of them sync all the time."""
+"""Where the tests of the store put their files: in memory where there is a tmpfs, since most of them sync a lot."""
 
 from __future__ import annotations
 

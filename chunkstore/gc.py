@@ -1,0 +1,90 @@
+"""Collecting what no checkpoint needs. Safe beside saves, loads and another collector.
+
+Owns the rule: a chunk goes if no recorded checkpoint names it, and it was neither published nor leased since the grace
+began, nor since the oldest save under way began. All times are those of the store's filesystem. Where it cannot be told
+what a recorded checkpoint needs, nothing goes.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from chunkstore import errors, format, roots
+from chunkstore.cache import STALE_TEMPORARY_S, collection_failed
+from chunkstore.roots import Found, State
+from chunkstore.store import Store
+
+GRACE_S = 24 * 3600.0
+
+
+@dataclass(frozen=True)
+class Swept:
+    """What a collection removed (or would remove), and what it kept, in chunks and bytes."""
+
+    checkpoints: int
+    needed_chunks: int
+    needed_bytes: int
+    young_chunks: int  # needed by nobody yet: within the grace, or of a save under way
+    young_bytes: int
+    removed_chunks: int
+    removed_bytes: int
+    temporary_bytes: int  # left by writers that died
+    dropped_roots: tuple[str, ...]  # directories of saves that never ended
+
+
+def collect(store: Store, *, grace_s: float = GRACE_S, dry_run: bool = False) -> Swept:
+    """Remove the chunks that no checkpoint needs, the leftovers of dead writers, and the roots of dead saves.
+
+    Raises `UnreachableRoots`, `Busy` if another collector is at work, `NoLocks`, `WriteFailed`. Whatever it raises,
+    what was removed until then was not needed.
+    """
+    files = store.files
+    try:
+        lock = os.path.join(store.path, format.COLLECTOR_LOCK)
+        with files.locked(lock, True, "another collector is at work", wait_s=0.0):
+            return _collect(store, grace_s, dry_run)
+    except OSError as error:
+        raise collection_failed(store.path, error) from error
+
+
+def _collect(store: Store, grace_s: float, dry_run: bool) -> Swept:
+    # The clock is read before the roots: a save whose root is not seen below begins, and leases, after this moment.
+    now_ns = store.files.clock_ns(os.path.join(store.path, format.TEMPORARY))
+    found = roots.find_all(store)
+    lost = [item for item in found if item.state is State.UNREACHABLE]
+    if lost:
+        names = "; ".join(f"{item.root.path} ({item.detail})" for item in lost)
+        raise errors.UnreachableRoots(path=store.path, roots=names)
+    needed = _needed(found)
+    grace_ns = now_ns - int(grace_s * 1e9)
+    cutoff_ns = min([grace_ns, *(item.recorded_ns for item in found if item.state is State.SAVING)])
+    dropped = [item for item in found if item.state is State.ABORTED and item.recorded_ns < grace_ns]
+    entries = [entry for entry in store.chunks.entries() if entry.hash not in needed]
+    old = [entry for entry in entries if entry.used_ns < cutoff_ns]
+    removed = old
+    if not dry_run:
+        removed = store.chunks.remove([entry.hash for entry in old], lambda entry: entry.used_ns < cutoff_ns)
+        for item in dropped:
+            roots.drop(store, item.root.id)
+    removed_bytes = sum(entry.size_bytes for entry in removed)
+    return Swept(
+        checkpoints=sum(item.state is State.COMPLETE for item in found),
+        needed_chunks=len(needed),
+        needed_bytes=sum(needed.values()),
+        young_chunks=len(entries) - len(removed),
+        young_bytes=sum(entry.size_bytes for entry in entries) - removed_bytes,
+        removed_chunks=len(removed),
+        removed_bytes=removed_bytes,
+        temporary_bytes=store.chunks.reap(now_ns - int(STALE_TEMPORARY_S * 1e9), dry_run),
+        dropped_roots=tuple(item.root.path for item in dropped),
+    )
+
+
+def _needed(found: list[Found]) -> dict[str, int]:
+    """Return the chunks that complete checkpoints name, with their sizes."""
+    needed: dict[str, int] = {}
+    for item in found:
+        if item.checkpoint is not None:
+            needed.update({name: chunk.size_bytes for name, chunk in item.checkpoint.stored_chunks().items()})
+    return needed

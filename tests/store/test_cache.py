@@ -1,0 +1,277 @@
+"""A cache serves, is filled by saves and prefetches alone, and is never the reason that something fails."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chunkstore import Checkpoint, Chunk, How, Source, Store, cache, errors
+from chunkstore.transfer import Limiter, Progress, copy_checkpoint, prefetch
+from tests.store.tools import SIZE, chunk_file, content, error, files_of, load, memory, save
+
+
+@pytest.fixture
+def cached(store: Store, tmp_path: Path) -> Store:
+    """The store, opened with a cache."""
+    return Store.open(store.path, cache=tmp_path / "cache")
+
+
+def lying(path: Path) -> dict[str, tuple[int, int]]:
+    """Return what lies in a directory: inode and size."""
+    return {str(file): (os.stat(file).st_ino, os.stat(file).st_size) for file in path.rglob("*")}
+
+
+def where(store: Store, chunk: Chunk) -> Source:
+    """Return where a chunk comes from, having checked its content."""
+    into = memory(SIZE)
+    source = store.get(chunk, into)
+    assert store.hash.digest(iter([into[: chunk.size_bytes]])) == chunk.hash
+    return source
+
+
+def test_save_writes_through_and_load_reads_from_it(cached: Store, tmp_path: Path) -> None:
+    put = cached.put(memory(content(1)))
+    assert (put.how, put.cached) == (How.NEW, True)
+    assert where(cached, put.chunk) is Source.CACHE
+    assert chunk_file(tmp_path / "cache", put.chunk).read_bytes() == content(1)
+
+
+def test_known_chunk_is_brought_to_the_cache(store: Store, cached: Store) -> None:
+    store.put(memory(content(1)))
+    put = cached.put(memory(content(1)))
+    assert (put.how, put.cached) == (How.KNOWN, True)
+    assert where(cached, put.chunk) is Source.CACHE
+
+
+def test_b27_load_adds_nothing_to_it(store: Store, cached: Store, tmp_path: Path) -> None:
+    chunk = store.put(memory(content(1))).chunk
+    before = lying(tmp_path / "cache")
+    assert where(cached, chunk) is Source.STORE
+    assert lying(tmp_path / "cache") == before
+
+
+def test_load_sets_the_access_time(cached: Store, tmp_path: Path) -> None:
+    chunk = cached.put(memory(content(1))).chunk
+    path = chunk_file(tmp_path / "cache", chunk)
+    os.utime(path, (1, 1))
+    where(cached, chunk)
+    assert os.stat(path).st_atime > 1
+
+
+@pytest.mark.parametrize("call", ["mark_used", "try_lock"])
+def test_load_does_without_locks_and_times(cached: Store, tmp_path: Path, call: str) -> None:
+    chunk = cached.put(memory(content(1))).chunk
+
+    def refuse(name: str, *arguments: Any) -> None:
+        if name == call:
+            raise error(1)
+
+    later = Store.open(cached.path, cache=tmp_path / "cache", files=files_of(refuse))
+    assert where(later, chunk) is Source.CACHE
+
+
+@pytest.mark.parametrize("damage", [b"", content(2), content(1) + b"x"])
+def test_damaged_chunk_is_dropped_and_the_store_read(cached: Store, tmp_path: Path, damage: bytes) -> None:
+    chunk = cached.put(memory(content(1))).chunk
+    path = chunk_file(tmp_path / "cache", chunk)
+    path.write_bytes(damage)
+    assert where(cached, chunk) is Source.STORE
+    assert not path.exists()
+    assert cached.put(memory(content(1))).cached
+    assert where(cached, chunk) is Source.CACHE
+
+
+@pytest.mark.parametrize("code", [5, 13, 28, 30])
+def test_fr65_cache_that_fails_is_bypassed_and_said_once(store: Store, tmp_path: Path, code: int) -> None:
+    told: list[str] = []
+
+    inside = str(tmp_path / "cache")
+
+    def fail(name: str, *arguments: Any) -> None:
+        if name == "write" and failing and os.readlink(f"/proc/self/fd/{arguments[0]}").startswith(inside):
+            raise error(code)
+
+    failing = False
+    later = Store.open(store.path, cache=tmp_path / "cache", files=files_of(fail, told))
+    failing = True
+    puts = [later.put(memory(content(number))) for number in (1, 2)]
+    assert [(put.how, put.cached) for put in puts] == [(How.NEW, False)] * 2
+    assert [line.count("bypassed") for line in told] == [1]
+    assert {where(later, put.chunk) for put in puts} == {Source.STORE}
+    assert not os.listdir(tmp_path / "cache" / "tmp")
+
+
+def test_unreadable_cache_is_no_reason_to_fail(cached: Store, tmp_path: Path) -> None:
+    chunk = cached.put(memory(content(1))).chunk
+
+    def fail(name: str, *arguments: Any) -> None:
+        if name == "open" and str(tmp_path / "cache" / "chunks") in arguments[0]:
+            raise error(5)
+
+    assert where(Store.open(cached.path, cache=tmp_path / "cache", files=files_of(fail)), chunk) is Source.STORE
+
+
+def test_cache_of_another_store_is_refused(cached: Store, tmp_path: Path) -> None:
+    other = Store.create(tmp_path / "other", chunk_size_bytes=SIZE)
+    with pytest.raises(errors.WrongStore, match=other.id):
+        Store.open(other.path, cache=tmp_path / "cache")
+    with pytest.raises(errors.WriteFailed, match="nowhere"):
+        Store.open(other.path, cache=tmp_path / "nowhere" / "cache")
+
+
+class TestCollection:
+    """The least recently used goes first, what is being read stays."""
+
+    @pytest.fixture
+    def chunks(self, cached: Store, tmp_path: Path) -> list[Chunk]:
+        """Four chunks, the first used longest ago; the last is short."""
+        sizes = {1: SIZE, 2: SIZE, 3: SIZE, 4: 10}
+        chunks = [cached.put(memory(content(number, size))).chunk for number, size in sizes.items()]
+        for time, chunk in enumerate(chunks, 1):
+            os.utime(chunk_file(tmp_path / "cache", chunk), (time, time))
+        return chunks
+
+    def left(self, cached: Store) -> set[str]:
+        """Return what the cache still has."""
+        assert cached.cache is not None
+        return {entry.hash for entry in cached.cache.chunks.entries()}
+
+    @pytest.mark.parametrize(("limit", "gone"), [(3 * SIZE + 10, 0), (3 * SIZE + 9, 1), (SIZE + 10, 2), (0, 4)])
+    def test_down_to_a_size(self, cached: Store, chunks: list[Chunk], limit: int, gone: int) -> None:
+        assert cached.cache is not None
+        planned = cache.collect(cached.cache, limit, dry_run=True)
+        assert len(self.left(cached)) == 4
+        done = cache.collect(cached.cache, limit)
+        assert done == planned
+        assert (done.removed_chunks, done.kept_chunks, done.in_use_chunks) == (gone, 4 - gone, 0)
+        assert done.kept_bytes <= limit
+        assert self.left(cached) == {str(chunk.hash) for chunk in chunks[gone:]}
+        for chunk in chunks:
+            where(cached, chunk)
+
+    def test_use_counts(self, cached: Store, chunks: list[Chunk]) -> None:
+        assert cached.cache is not None
+        where(cached, chunks[0])
+        cache.collect(cached.cache, 2 * SIZE)
+        assert self.left(cached) == {str(chunks[0].hash), str(chunks[3].hash)}
+
+    def test_what_is_being_read_stays(self, cached: Store, chunks: list[Chunk], tmp_path: Path) -> None:
+        """The collection runs in the middle of a read, after it has chosen by times of before."""
+        collected: list[cache.Collected] = []
+
+        def collect(name: str, *arguments: Any) -> None:
+            if name == "read" and len(arguments[1]) == SIZE and not collected:
+                os.utime(chunk_file(tmp_path / "cache", chunks[0]), (1, 1))
+                assert cached.cache is not None
+                collected.append(cache.collect(cached.cache, 0))
+
+        later = Store.open(cached.path, cache=tmp_path / "cache", files=files_of(collect))
+        assert where(later, chunks[0]) is Source.CACHE
+        assert (collected[0].removed_chunks, collected[0].in_use_chunks) == (3, 1)
+        assert self.left(cached) == {str(chunks[0].hash)}
+
+
+class TestPrefetch:
+    """What a checkpoint needs, and no more."""
+
+    def test_exactly_the_chunks_of_the_checkpoint(self, store: Store, cached: Store, tmp_path: Path) -> None:
+        checkpoint = save(store, tmp_path / "ckpt", [1, 0, 2, 1])
+        save(store, tmp_path / "other", [3])
+        seen: list[Progress] = []
+        done = prefetch(cached, checkpoint, report=seen.append)
+        assert (done.copied_chunks, done.copied_bytes, done.present_chunks) == (2, 2 * SIZE, 0)
+        assert [item.done_bytes for item in seen] == [SIZE, 2 * SIZE]
+        assert {where(cached, chunk) for chunk in checkpoint.stored_chunks().values()} == {Source.CACHE}
+        assert len(list((tmp_path / "cache" / "chunks").glob("*/*"))) == 2
+        before = lying(tmp_path / "cache")
+        assert prefetch(cached, checkpoint).present_chunks == 2
+        assert lying(tmp_path / "cache") == before
+
+    def test_resumes_after_it_was_cut_off(self, store: Store, cached: Store, tmp_path: Path) -> None:
+        checkpoint = save(store, tmp_path / "ckpt", [1, 2, 3, 4])
+
+        def stop(progress: Progress) -> None:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            prefetch(cached, checkpoint, threads=1, report=stop)
+        done = prefetch(cached, checkpoint)
+        assert 1 <= done.present_chunks < 4
+        assert done.present_chunks + done.copied_chunks == 4
+
+    def test_short_chunk_is_copied_again(self, store: Store, cached: Store, tmp_path: Path) -> None:
+        checkpoint = save(store, tmp_path / "ckpt", [1])
+        prefetch(cached, checkpoint)
+        (chunk,) = checkpoint.stored_chunks().values()
+        os.truncate(chunk_file(tmp_path / "cache", chunk), 5)
+        assert prefetch(cached, checkpoint).copied_chunks == 1
+        assert where(cached, chunk) is Source.CACHE
+
+    def test_damaged_chunk_does_not_get_in(self, store: Store, cached: Store, tmp_path: Path) -> None:
+        checkpoint = save(store, tmp_path / "ckpt", [1])
+        (chunk,) = checkpoint.stored_chunks().values()
+        chunk_file(store, chunk).write_bytes(content(2))
+        with pytest.raises(errors.ChunkDamaged):
+            prefetch(cached, checkpoint)
+        assert not list((tmp_path / "cache" / "chunks").glob("*/*"))
+
+    def test_full_cache_is_an_error_here(self, store: Store, tmp_path: Path) -> None:
+        checkpoint = save(store, tmp_path / "ckpt", [1])
+
+        def full(name: str, *arguments: Any) -> None:
+            if name == "write" and len(arguments[1]) == SIZE:
+                raise error(28)
+
+        later = Store.open(store.path, cache=tmp_path / "cache", files=files_of(full))
+        with pytest.raises(errors.WriteFailed, match="free space"):
+            prefetch(later, checkpoint)
+
+    def test_rate(self) -> None:
+        now = [100.0]
+
+        def sleep(seconds: float) -> None:
+            now[0] += seconds
+
+        limiter = Limiter(1000, clock=lambda: now[0], sleep=sleep)
+        for size in (500, 2500):
+            limiter.passed(size)
+        assert now[0] == 103.0
+        now[0] += 50
+        limiter.passed(1000)
+        assert now[0] == 154.0
+
+
+class TestCopy:
+    """A checkpoint in another store."""
+
+    @pytest.mark.parametrize("digest", ["xxh3-128", "blake3"])
+    def test_with_its_chunks(self, store: Store, tmp_path: Path, digest: str) -> None:
+        if digest == "blake3":
+            pytest.importorskip("blake3", reason="the package blake3 is not installed")
+        other = Store.create(tmp_path / "other", chunk_size_bytes=SIZE, hash=digest)
+        other.put(memory(content(1)))
+        checkpoint = save(store, tmp_path / "ckpt", [1, 0, 2, 2])
+        copied = copy_checkpoint(store, checkpoint, other, tmp_path / "copy")
+        assert (copied.new_bytes, copied.known_bytes) == (SIZE, SIZE)
+        assert load(other, tmp_path / "copy") == load(store, tmp_path / "ckpt")
+        assert copied.checkpoint.rank(7).facts == checkpoint.rank(7).facts
+
+    def test_damage_leaves_nothing_there(self, store: Store, tmp_path: Path) -> None:
+        other = Store.create(tmp_path / "other", chunk_size_bytes=SIZE)
+        checkpoint = save(store, tmp_path / "ckpt", [1, 2])
+        chunk_file(store, store.put(memory(content(2))).chunk).write_bytes(content(3))
+        with pytest.raises(errors.ChunkDamaged):
+            copy_checkpoint(store, checkpoint, other, tmp_path / "copy")
+        assert not (tmp_path / "copy").exists()
+        with pytest.raises(errors.Incompatible, match="chunk size"):
+            copy_checkpoint(store, checkpoint, Store.create(tmp_path / "big"), tmp_path / "copy")
+
+    def test_of_another_store(self, store: Store, tmp_path: Path) -> None:
+        other = Store.create(tmp_path / "other", chunk_size_bytes=SIZE)
+        checkpoint = save(store, tmp_path / "ckpt", [1])
+        with pytest.raises(errors.WrongStore):
+            copy_checkpoint(other, checkpoint, store, tmp_path / "copy")
+        assert Checkpoint.open(tmp_path / "ckpt").id == checkpoint.id

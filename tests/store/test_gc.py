@@ -1,0 +1,313 @@
+"""A collection takes what nobody needs, and nothing else, whatever happens beside it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chunkstore import Allocation, Busy, Checkpoint, Chunk, How, Save, Store, errors, fsck, gc, roots, save
+from chunkstore.roots import State
+from tests.store.tools import SIZE, chunk_file, content, error, files_of, load, memory
+from tests.store.tools import save as make
+
+
+def age(path: Path, seconds: float = 1e6) -> None:
+    """Make a file, or everything in a directory, older."""
+    for file in [path] if path.is_file() else path.rglob("*"):
+        if file.is_file():
+            status = os.stat(file)
+            os.utime(file, (status.st_atime - seconds, status.st_mtime - seconds))
+
+
+def names(store: Store) -> set[str]:
+    """Return the chunks that a store has."""
+    return {entry.hash for entry in store.chunks.entries()}
+
+
+def test_what_no_checkpoint_needs_goes(store: Store, tmp_path: Path) -> None:
+    make(store, tmp_path / "one", [1, 2])
+    make(store, tmp_path / "two", [2, 3])
+    save.remove(store, tmp_path / "one")
+    assert not (tmp_path / "one").exists()
+    age(Path(store.path))
+    expected = gc.collect(store, dry_run=True)
+    assert len(names(store)) == 3
+    assert gc.collect(store) == expected
+    assert (expected.removed_chunks, expected.removed_bytes) == (1, SIZE)
+    assert (expected.needed_chunks, expected.needed_bytes, expected.checkpoints) == (2, 2 * SIZE, 1)
+    assert load(store, tmp_path / "two") == [content(2), content(3)]
+    assert gc.collect(store).removed_chunks == 0
+
+
+def test_grace_counts_from_publication_and_from_use(store: Store) -> None:
+    published, used, old = (store.put(memory(content(n))).chunk for n in (1, 2, 3))
+    age(chunk_file(store, used))
+    age(chunk_file(store, old))
+    store.put(memory(content(2)))
+    swept = gc.collect(store, grace_s=1000)
+    assert names(store) == {published.hash, used.hash}
+    assert (swept.removed_chunks, swept.young_chunks) == (1, 2)
+
+
+def test_save_under_way_keeps_all_it_put_however_long_it_takes(store: Store, tmp_path: Path) -> None:
+    kept = store.put(memory(content(1))).chunk
+    age(Path(store.path) / "chunks", 2e6)
+    with Save.begin(store, tmp_path / "ckpt") as begun:
+        begun.add(1, Allocation(0, 0, SIZE, (store.put(memory(content(1))).chunk,)))
+        begun.add(1, Allocation(0, SIZE, SIZE, (store.put(memory(content(2))).chunk,)))
+        age(Path(store.path))  # a day and more goes by
+        assert gc.collect(store).removed_chunks == 0
+        assert kept.hash in names(store)
+        begun.commit()
+    assert load(store, tmp_path / "ckpt") == [content(1), content(2)]
+
+
+class TestDeadSaves:
+    """A save whose process ended without a word."""
+
+    @pytest.fixture
+    def dead(self, store: Store, tmp_path: Path) -> Path:
+        """Its directory."""
+        begun = Save.begin(store, tmp_path / "dead")
+        begun.add(1, Allocation(0, 0, SIZE, (store.put(memory(content(1))).chunk,)))
+        assert begun._lock_fd is not None
+        os.close(begun._lock_fd)  # as the kernel does
+        begun._lock_fd = None
+        return tmp_path / "dead"
+
+    def test_is_dropped_after_the_grace(self, store: Store, dead: Path) -> None:
+        assert [item.state for item in roots.find_all(store)] == [State.ABORTED]
+        assert gc.collect(store).dropped_roots == ()
+        age(Path(store.path))
+        swept = gc.collect(store)
+        assert (swept.dropped_roots, swept.removed_chunks) == ((str(dead),), 1)
+        assert not roots.find_all(store)
+
+    def test_is_cleared_by_the_next_save_there(self, store: Store, dead: Path) -> None:
+        (dead / "gpu-99.json").write_text("left")
+        (dead / f"{'0' * 16}.tmp").write_text("left")
+        (dead / "notes").write_text("the user's")
+        make(store, dead, [1])
+        assert sorted(os.listdir(dead)) == ["gpu-7.json", "manifest.json", "notes"]
+        assert [item.state for item in roots.find_all(store)] == [State.COMPLETE]
+
+    def test_can_be_removed(self, store: Store, dead: Path) -> None:
+        save.remove(store, dead)
+        assert not dead.exists()
+        assert not roots.find_all(store)
+
+
+class TestUnreachable:
+    """A checkpoint that cannot be read may need anything: nothing is collected until somebody says that it is gone."""
+
+    @pytest.fixture(params=["moved", "empty mount point", "damaged", "rank missing", "another one", "record damaged"])
+    def lost(self, request: pytest.FixtureRequest, store: Store, tmp_path: Path) -> Path:
+        """Its directory, or what stands for it."""
+        path = tmp_path / "ckpt"
+        id = make(store, path, [1]).id
+        if request.param in ("moved", "empty mount point", "another one"):
+            path.rename(tmp_path / "elsewhere")
+        if request.param == "empty mount point":
+            path.mkdir()
+        if request.param == "another one":
+            make(store, path, [2])
+        if request.param == "damaged":
+            (path / "manifest.json").write_bytes(b"?")
+        if request.param == "rank missing":
+            (path / "gpu-7.json").unlink()
+        if request.param == "record damaged":
+            (Path(store.path) / "roots" / f"{id}.json").write_bytes(b"")
+            path = Path(id)
+        store.put(memory(content(9)))
+        age(Path(store.path))
+        return path
+
+    def test_nothing_goes(self, store: Store, lost: Path) -> None:
+        before = names(store)
+        with pytest.raises(errors.UnreachableRoots, match="forget"):
+            gc.collect(store)
+        assert names(store) == before
+
+    def test_forgotten_it_goes(self, store: Store, lost: Path) -> None:
+        assert len(roots.forget(store, lost)) == 1
+        swept = gc.collect(store)
+        assert swept.removed_chunks == 2
+        assert swept.checkpoints == len(roots.find_all(store))
+
+
+def test_moved_checkpoint_is_adopted(store: Store, tmp_path: Path) -> None:
+    make(store, tmp_path / "ckpt", [1])
+    (tmp_path / "ckpt").rename(tmp_path / "moved")
+    roots.adopt(store, tmp_path / "moved")
+    age(Path(store.path))
+    assert gc.collect(store).needed_chunks == 1
+    assert [item.root.path for item in roots.find_all(store)] == [str(tmp_path / "moved")]
+
+
+def test_what_can_be_read_is_not_forgotten(store: Store, tmp_path: Path) -> None:
+    make(store, tmp_path / "ckpt", [1])
+    with pytest.raises(errors.StillThere):
+        roots.forget(store, tmp_path / "ckpt")
+    with Save.begin(store, tmp_path / "other"), pytest.raises(errors.StillThere):
+        roots.forget(store, tmp_path / "other")
+    with pytest.raises(errors.NotAStore, match="knows no checkpoint"):
+        roots.forget(store, tmp_path / "third")
+
+
+def test_fr65_leftovers_of_dead_writers_go_and_those_of_living_stay(store: Store) -> None:
+    temporary = Path(store.path) / "tmp"
+    (temporary / "dead.tmp").write_bytes(bytes(100))
+    (temporary / "young.tmp").write_bytes(bytes(100))
+    age(temporary / "dead.tmp")
+    with store.files.temporary(str(temporary), memory(5)) as (_, path):
+        age(Path(path))
+        assert fsck.check(store).temporary_bytes == 205
+        assert gc.collect(store).temporary_bytes == 100
+        assert set(os.listdir(temporary)) == {"young.tmp", Path(path).name}
+
+
+def test_one_collector_at_a_time(store: Store) -> None:
+    with store.files.locked(os.path.join(store.path, "gc.lock"), True, ""), pytest.raises(Busy, match="collector"):
+        gc.collect(store)
+
+
+def test_without_locks_nothing_is_collected_and_saves_work(tmp_path: Path) -> None:
+    def no_locks(name: str, *arguments: Any) -> None:
+        if name == "try_lock":
+            raise error(95)
+
+    store = Store.create(tmp_path / "store", chunk_size_bytes=SIZE, files=files_of(no_locks))
+    make(store, tmp_path / "ckpt", [1, 1])
+    assert load(store, tmp_path / "ckpt") == [content(1)] * 2
+    with pytest.raises(errors.NoLocks):
+        gc.collect(store)
+
+
+def test_fr63_chunk_reused_while_it_is_being_collected(store: Store) -> None:
+    """The collector has chosen the chunk; a save leases it before the collector looks again."""
+    chunk = store.put(memory(content(1))).chunk
+    age(Path(store.path))
+    hows: list[How] = []
+
+    collecting = Store.open(store.path)
+    real = collecting.chunks.remove
+
+    def remove(chosen: Any, still: Any) -> Any:
+        assert list(chosen) == [chunk.hash]
+        hows.append(store.put(memory(content(1))).how)
+        return real(chosen, still)
+
+    collecting.chunks.remove = remove  # type: ignore[method-assign]
+    assert gc.collect(collecting).removed_chunks == 0
+    assert hows == [How.KNOWN]
+    store.get(chunk, memory(SIZE))
+
+
+def test_fr63_a_lease_waits_for_a_removal_and_then_writes_again(store: Store) -> None:
+    """The collector is between looking and removing; the save must not believe what it sees."""
+    chunk = store.put(memory(content(1))).chunk
+    age(Path(store.path))
+    hows: list[How] = []
+    thread = threading.Thread(target=lambda: hows.append(Store.open(store.path).put(memory(content(1))).how))
+
+    def start(name: str, *arguments: Any) -> None:
+        if name == "unlink" and str(chunk.hash) in arguments[0]:
+            thread.start()
+            thread.join(0.2)
+            assert thread.is_alive()  # it waits for the lock
+
+    assert gc.collect(Store.open(store.path, files=files_of(start))).removed_chunks == 1
+    thread.join(60)
+    assert hows == [How.NEW]
+    store.get(chunk, memory(SIZE))
+
+
+def test_commit_looks_for_every_chunk_once_more(store: Store, tmp_path: Path) -> None:
+    begun = Save.begin(store, tmp_path / "ckpt")
+    chunk = store.put(memory(content(1))).chunk
+    begun.add(1, Allocation(0, 0, SIZE, (chunk,)))
+    chunk_file(store, chunk).unlink()
+    with pytest.raises(errors.WriteFailed, match=f"{chunk.hash} is no longer in"):
+        begun.commit()
+    assert not (tmp_path / "ckpt").exists()
+    assert not roots.find_all(store)
+
+
+class TestRemoval:
+    """A removal cut off at any point can be repeated, and nothing else suffers."""
+
+    def test_of_another_store(self, store: Store, tmp_path: Path) -> None:
+        make(store, tmp_path / "ckpt", [1])
+        other = Store.create(tmp_path / "other", chunk_size_bytes=SIZE)
+        with pytest.raises(errors.WrongStore):
+            save.remove(other, tmp_path / "ckpt")
+        assert load(store, tmp_path / "ckpt") == [content(1)]
+
+    def test_of_nothing(self, store: Store, tmp_path: Path) -> None:
+        with pytest.raises(errors.NotAStore):
+            save.remove(store, tmp_path / "ckpt")
+
+    def test_of_a_damaged_one(self, store: Store, tmp_path: Path) -> None:
+        make(store, tmp_path / "ckpt", [1])
+        (tmp_path / "ckpt" / "manifest.json").write_bytes(b"?")
+        save.remove(store, tmp_path / "ckpt")
+        assert not (tmp_path / "ckpt").exists()
+        assert not roots.find_all(store)
+
+    def test_during_a_save_there(self, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(save, "LOCK_WAIT_S", 0.0)
+        with Save.begin(store, tmp_path / "ckpt"):
+            with pytest.raises(Busy):
+                save.remove(store, tmp_path / "ckpt")
+            with pytest.raises(Busy):
+                Save.begin(store, tmp_path / "ckpt")
+
+    def test_cut_off_anywhere(self, store: Store, tmp_path: Path) -> None:
+        make(store, tmp_path / "kept", [1, 2])
+        for cut in range(100):
+            make(store, tmp_path / "ckpt", [1, 3])
+            count = [0]
+
+            def stop(name: str, *arguments: Any, count: list[int] = count, cut: int = cut) -> None:
+                if name in ("write", "truncate", "datasync", "sync", "unlink"):
+                    count[0] += 1
+                    if count[0] > cut:
+                        raise KeyboardInterrupt
+
+            try:
+                save.remove(Store.open(store.path, files=files_of(stop)), tmp_path / "ckpt")
+            except KeyboardInterrupt:
+                states = {item.state for item in roots.with_path(store, tmp_path / "ckpt")}
+                assert states <= {State.COMPLETE, State.ABORTED}
+                if State.COMPLETE in states:
+                    assert load(store, tmp_path / "ckpt") == [content(1), content(3)]
+                if os.listdir(tmp_path / "ckpt"):
+                    save.remove(store, tmp_path / "ckpt")
+            else:
+                break
+        else:
+            pytest.fail("it never ended")
+        assert [item.root.path for item in roots.find_all(store)] == [str(tmp_path / "kept")]
+        assert load(store, tmp_path / "kept") == [content(1), content(2)]
+
+
+def test_two_checkpoints_at_once_in_one_store(store: Store, tmp_path: Path) -> None:
+    with Save.begin(store, tmp_path / "one") as one, Save.begin(store, tmp_path / "two") as two:
+        for begun, number in ((one, 1), (two, 1)):
+            begun.add(1, Allocation(0, 0, SIZE, (store.put(memory(content(number))).chunk,)))
+        assert {item.state for item in roots.find_all(store)} == {State.SAVING}
+        one.commit()
+        two.commit()
+    assert load(store, tmp_path / "one") == load(store, tmp_path / "two") == [content(1)]
+
+
+def test_checkpoint_of_zeros_only(store: Store, tmp_path: Path) -> None:
+    with Save.begin(store, tmp_path / "ckpt") as begun:
+        begun.add(1, Allocation(0, 0, SIZE, (Chunk(None, SIZE),)))
+        begun.commit()
+    assert not Checkpoint.open(tmp_path / "ckpt").stored_chunks()
+    assert load(store, tmp_path / "ckpt") == [bytes(SIZE)]
