@@ -155,7 +155,7 @@ class OwnAncestor(Refused):
     """The group would freeze the command itself or a process that waits for it."""
 
     code = "own-ancestor"
-    template = "pid {pid} is this command or a parent of it ; run the command outside that tree"
+    template = "pid {pid} is this command or a parent of it; run the command outside that tree"
 
 
 class NoShim(Refused):
@@ -224,6 +224,26 @@ class UnresolvedImport(Refused):
     )
 
 
+class KeptDescriptor(Refused):
+    """A process whose shim takes no part keeps a descriptor of the group's memory."""
+
+    code = "kept-descriptor"
+    template = (
+        "descriptor {fd} of pid {pid} ({comm}) stands for memory of pid {owner}, and would stand for memory that nobody"
+        " uses after a cycle; {way_out}"
+    )
+
+
+class HiddenDescriptor(Refused):
+    """A descriptor of the driver that may stand for the group's memory cannot be looked at."""
+
+    code = "hidden-descriptor"
+    template = (
+        "descriptor {fd} ({path}) of pid {pid} ({comm}) may stand for memory of these processes, and cannot be looked"
+        " at: {detail}; run the command with CAP_SYS_PTRACE, or end that process"
+    )
+
+
 class DriverTooOld(Refused):
     """The driver lacks what the command needs."""
 
@@ -274,6 +294,14 @@ class UnsafeStateDir(Refused):
     template = "state directory {path} is refused: {why}; remove it or name another with --state-dir"
 
 
+class StateNotWritten(Refused):
+    """The state directory cannot be written."""
+
+    code = "state-not-written"
+    next_action = "retry"
+    template = "{path} cannot be written: {detail}; make room there, or name another directory with --state-dir"
+
+
 class Busy(Refused):
     """Another command works on the group."""
 
@@ -308,6 +336,16 @@ class NotSuspended(Refused):
 
     code = "not-suspended"
     template = "pid {pid} belong to no suspended group"
+
+
+class NothingToRecover(Refused):
+    """A process that is in no group was to be recovered to suspended."""
+
+    code = "nothing-to-recover"
+    template = (
+        "pid {pid} is in no group that is suspended or was left half-way; nothing was changed. recover suspends nothing"
+        " that simply runs: use `nvsnap-gpu-suspend suspend`"
+    )
 
 
 class CannotTrace(Refused):
@@ -431,6 +469,15 @@ class Interrupt(StepFailed):
     code = "interrupt"
     next_action = "retry"
     template = "{step} was interrupted by {signal}"
+
+
+class NotBegun(GpushareError):
+    """A signal ended the command before it had begun."""
+
+    exit_code = ExitCode.INTERRUPTED
+    code = "not-begun"
+    next_action = "retry"
+    template = "ended by {signal} before it had begun; nothing was changed"
 
 
 # --- outcomes: one class for each exit code from 4 on

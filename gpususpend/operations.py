@@ -94,6 +94,7 @@ def _check(context: Context, session: Session, found: list[Found], allow_unshimm
     preflight.check_sharing(session.group, limits)
     settled = preflight.check_unshimmed(found, allow_unshimmed, session.group, limits, session.is_cuda)
     session.group.others = _group(settled).others
+    preflight.check_descriptors(session.group, limits)
     preflight.check_driver_version(session.driver.version().driver, context.simulated)
     session.holder.check(session.targets(everybody=True), Deadline(limits.threads_s))
     preflight.check_memory(session.group, tools, tools.usage(session.driver), limits)

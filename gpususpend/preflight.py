@@ -11,13 +11,15 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from gpususpend import control, errors, phases, processes
+from gpususpend import control, descriptors, errors, phases, processes
 from gpususpend.control import ControlClient, Reply, ShimRefused, number
 from gpususpend.deadline import Deadline
 from gpususpend.defaults import OLDEST_DRIVER, Limits
+from gpususpend.descriptors import CannotTake, Copy
 from gpususpend.discover import Found
 from gpususpend.gpus import GpuUsage
 from gpususpend.group import Group, Rank
+from gpususpend.processes import Process
 from gpususpend.tools import Tools
 
 # What to do about each kind that is not carried, as the shims name them.
@@ -141,6 +143,62 @@ def importers_from(inner_pids: set[int], limits: Limits) -> list[int]:
         if any(item.get("state") == "resolved" and number(item, "pid") in inner_pids for item in imports):
             found.append(process.pid)
     return found
+
+
+def check_descriptors(group: Group, limits: Limits) -> None:
+    """Refuse while a process whose shim takes no part keeps a descriptor of the group's memory.
+
+    A shim replaces those of its own process.  One in any other process keeps the memory of before the suspend, and
+    stands for something else than what the group uses afterwards.  Such a process may run without the shim, with one
+    that is not of the group, or be a member without CUDA.
+    """
+    statuses = {rank: rank.status(Deadline(limits.request_s)) for rank in group.ranks}
+    if not any(status.number("exports") or status.number("imports") for status in statuses.values()):
+        return
+    heirs = [rank for rank in group.ranks if _has_orphans(rank, limits)]
+    everything = processes.all_processes()
+    ours = {rank.pid for rank in group} | {os.getpid()}
+    ours |= {helper.pid for helper in processes.descendants([os.getpid()], everything)}
+    for process in everything:
+        if process.pid not in ours:
+            _check_copies(process, group, heirs, limits)
+
+
+def _has_orphans(rank: Rank, limits: Limits) -> bool:
+    rows = rank.listing("imports", Deadline(limits.request_s))
+    return any(row.get("state") == "orphan" for row in rows)
+
+
+def _check_copies(process: Process, group: Group, heirs: Sequence[Rank], limits: Limits) -> None:
+    try:
+        for copy in descriptors.copies(process):
+            # Only who made a descriptor is shown it, or who shares a user with its holder: it gives access to memory.
+            asked = [rank for rank in group if rank.pid == copy.owner_pid]
+            asked += [rank for rank in heirs if rank.member.uid == process.uid and rank not in asked]
+            for rank in asked:
+                if _knows(rank, copy, limits):
+                    way_out = (
+                        "name that process too" if process.inner_pid in control.listeners()
+                        else "close it, or end that process"
+                    )  # fmt: skip
+                    raise errors.KeptDescriptor(
+                        pid=process.pid, comm=process.comm, fd=copy.node.fd, owner=rank.pid, way_out=way_out
+                    )
+    except CannotTake as denied:
+        raise errors.HiddenDescriptor(
+            pid=process.pid, comm=process.comm, fd=denied.node.fd, path=denied.node.path, detail=denied.detail
+        ) from None
+
+
+def _knows(rank: Rank, copy: Copy, limits: Limits) -> bool:
+    """Ask a shim whether a descriptor stands for memory that it knows."""
+    try:
+        rank.ask("whose", Deadline(limits.request_s), fd=copy.fd)
+        return True
+    except errors.ShimError as refusal:
+        if refusal.facts["word"] != "unknown":
+            raise
+        return False
 
 
 def check_unshimmed(

@@ -163,11 +163,12 @@ def threads_named(pid: int, names: Iterable[str], proc: str = PROC) -> list[int]
 
 def nvidia_nodes(pid: int, proc: str = PROC) -> list[Node]:
     """Return the device nodes that a process has open or mapped; a process that ends has none."""
-    found = [*_open_nodes(pid, proc), *_mapped_nodes(pid, proc)]
+    found = [*open_nodes(pid, proc), *_mapped_nodes(pid, proc)]
     return list(dict.fromkeys(found))
 
 
-def _open_nodes(pid: int, proc: str) -> Iterator[Node]:
+def open_nodes(pid: int, proc: str = PROC) -> Iterator[Node]:
+    """Yield the device nodes that a process has open; a process that ends has none.  PermissionError passes through."""
     try:
         names = os.listdir(f"{proc}/{pid}/fd")
     except (FileNotFoundError, ProcessLookupError):

@@ -60,7 +60,7 @@ print(json.dumps(holder_child.attempt(Path({str(state_dir)!r}), {pid})))
 
 
 def test_ptrace_denied_by_seccomp(state_dir: Path, process: Counting) -> None:
-    said = stop_in_child(state_dir, process.pid, "holder_child.deny_ptrace()")
+    said = stop_in_child(state_dir, process.pid, "from tests.programs.denied import deny; deny('ptrace')")
     for verb in ("check", "stop"):
         assert said[verb]["code"] == "cannot-trace"
         assert said[verb]["setting"] == "seccomp filter"

@@ -1,0 +1,39 @@
+"""System calls that are denied, as by a container's seccomp profile.
+
+`python -m tests.programs.denied CALL ...` is the command line tool where CALL is answered with EPERM.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import platform
+import struct
+import sys
+
+_NUMBERS = {"ptrace": {"x86_64": 101, "aarch64": 117}, "pidfd_getfd": {"x86_64": 438, "aarch64": 438}}
+_PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _FILTER = 38, 22, 2
+_LOAD, _JUMP_EQUAL, _RETURN = 0x20, 0x15, 0x06
+_ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
+
+
+def deny(call: str) -> None:
+    """Let every later call of this name, in this process and its children, fail with EPERM."""
+    instructions = [
+        (_LOAD, 0, 0, 0),
+        (_JUMP_EQUAL, 0, 1, _NUMBERS[call][platform.machine()]),
+        (_RETURN, 0, 0, _ERRNO | errno.EPERM),
+        (_RETURN, 0, 0, _ALLOW),
+    ]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in instructions))
+    program = struct.pack("HxxxxxxP", len(instructions), ctypes.addressof(code))
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+    assert libc.prctl(_PR_SET_SECCOMP, _FILTER, ctypes.create_string_buffer(program), 0, 0) == 0
+
+
+if __name__ == "__main__":
+    from gpususpend.cli import main
+
+    deny(sys.argv[1])
+    main(sys.argv[2:])
