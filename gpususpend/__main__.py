@@ -1,5 +1,5 @@
 """`python -m gpususpend` is the command nvsnap-gpu-suspend."""
 
-from gpususpend.cli import main
+from gpususpend.start import main
 
 main()

@@ -11,8 +11,7 @@ from types import FrameType
 from typing import Any
 
 from gpususpend import errors
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from gpususpend.start import SIGNALS, raise_early
 
 
 class Interrupts:
@@ -26,7 +25,9 @@ class Interrupts:
         """Install the handlers; a signal that is ignored (nohup) stays ignored."""
         for number in SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:
-                self._before[number] = signal.signal(number, self._note)
+                before = signal.signal(number, self._note)
+                # What has begun has an end to tell, which a late signal must not take for one of before the beginning.
+                self._before[number] = signal.SIG_IGN if before is raise_early else before
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -65,9 +65,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _malformed(problem: click.ClickException, words: list[str]) -> int:
     """Report malformed arguments, as JSON too where that was asked for."""
-    name = next((word for word in words if not word.startswith("-")), "")
     error = errors.UsageError(what=problem.format_message())
     if "--json" in words:
-        return output.finish_error(name, error, as_json=True)
+        return output.finish_error(words, error)
     problem.show()
     return int(error.exit_code)

@@ -7,13 +7,13 @@ from pathlib import Path
 import click
 
 from gpususpend import errors
-from gpususpend.cli import options, output
+from gpususpend.cli import options
 
 
 @click.command("gpus", short_help="List the GPUs, or write them into a GPU map.")
 @click.argument("file", required=False, type=click.Path(dir_okay=False), metavar="[FILE]")
 @options.common_options
-def command(file: str | None, as_json: bool, state_dir: str | None, driver: str, quiet: bool) -> None:
+def command(file: str | None, common: options.Common) -> None:
     """List the GPUs of this machine with what they use; with FILE, write a GPU map there.
 
     The map pairs every GPU with itself.  Replace the second column by the GPUs to resume on, and give the file to
@@ -25,12 +25,12 @@ def command(file: str | None, as_json: bool, state_dir: str | None, driver: str,
       nvsnap-gpu-suspend gpus gpus.map
       nvsnap-gpu-suspend resume --gpu-map gpus.map 4711
     """
-    with output.reporting("gpus", as_json, driver == "sim") as report:
+    with common.reporting("gpus") as report:
         from gpususpend import gpus
         from gpususpend.progress import readable_bytes
         from gpususpend.report import table
 
-        with options.working(report, state_dir, quiet) as context, options.listing(context) as source:
+        with common.working(report) as context, options.listing(context) as source:
             found, usage = source.list(), source.usage()
         if file is not None:
             try:

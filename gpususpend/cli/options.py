@@ -9,11 +9,14 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from gpususpend import errors
+from gpususpend.cli import output
 from gpususpend.defaults import LIMITS, limits_with, state_directory
 from gpususpend.discover import Targets, parse_pids
 from gpususpend.interrupt import Interrupts
@@ -60,33 +63,27 @@ driver_option = click.option(
     help="Driver that the processes run on; `sim` is the simulated one.",
 )
 quiet_option = click.option("--quiet", "-q", is_flag=True, help="Show no progress.")
-timeout_option = click.option(
-    "--timeout",
-    "timeout_s",
-    type=SECONDS,
-    default=LIMITS.timeout_s,
-    show_default=True,
-    metavar="SECONDS",
-    help="Time limit for quiesce, and for the driver's lock.",
-)
-copy_timeout_option = click.option(
-    "--copy-timeout",
-    "copy_timeout_s",
-    type=SECONDS,
-    default=LIMITS.copy_timeout_s,
-    show_default=True,
-    metavar="SECONDS",
-    help="Time limit for release and for load.",
-)
-checkpoint_timeout_option = click.option(
-    "--checkpoint-timeout",
-    "checkpoint_timeout_s",
-    type=SECONDS,
-    default=LIMITS.checkpoint_timeout_s,
-    show_default=True,
-    metavar="SECONDS",
-    help="Time limit for the driver's checkpoint, and for its restore.",
-)
+_LIMITS = {
+    "timeout_s": "Time limit for quiesce, and for the driver's lock.",
+    "copy_timeout_s": "Time limit for release and for load.",
+    "checkpoint_timeout_s": "Time limit for the driver's checkpoint, and for its restore.",
+}
+
+
+def limit_options(function: F) -> F:
+    """Add the time limits that can be chosen; the command gets them as `limits`."""
+
+    @functools.wraps(function)
+    def wrapped(**given: Any) -> Any:
+        limits = {name: given.pop(name) for name in _LIMITS}
+        return function(limits=limits, **given)
+
+    for name, text in reversed(_LIMITS.items()):
+        option = "--" + name.removesuffix("_s").replace("_", "-")
+        wrapped = click.option(
+            option, name, type=SECONDS, default=getattr(LIMITS, name), show_default=True, metavar="SECONDS", help=text
+        )(wrapped)
+    return wrapped  # type: ignore[return-value]
 
 
 def targets_options(function: F) -> F:
@@ -102,11 +99,40 @@ def targets_options(function: F) -> F:
     return wrapped  # type: ignore[return-value]
 
 
+@dataclass(frozen=True)
+class Common:
+    """What every command on processes is told."""
+
+    as_json: bool
+    state_dir: str | None
+    simulated: bool
+    quiet: bool
+
+    def reporting(self, command: str) -> AbstractContextManager[Report]:
+        """Report as these options say; see `output.reporting`."""
+        return output.reporting(command, self.as_json, self.simulated)
+
+    @contextlib.contextmanager
+    def working(self, report: Report, limits: Mapping[str, float] | None = None) -> Iterator[Context]:
+        """Open the state directory and yield the command's context; its warnings go into the report."""
+        path = self.state_dir or state_directory()
+        with StateDir.open(path) as directory, Interrupts() as interrupts:
+            yield Context(
+                directory, Tools(path, self.simulated), Progress(quiet=self.quiet), interrupts, self.simulated,
+                limits_with(**(limits or {})), report.warnings,
+            )  # fmt: skip
+
+
 def common_options(function: F) -> F:
-    """Add the options that every command on processes has."""
+    """Add the options that every command on processes has; the command gets them as `common`."""
+
+    @functools.wraps(function)
+    def wrapped(*, as_json: bool, state_dir: str | None, driver: str, quiet: bool, **rest: Any) -> Any:
+        return function(common=Common(as_json, state_dir, driver == "sim", quiet), **rest)
+
     for option in (json_option, state_dir_option, driver_option, quiet_option):
-        function = option(function)
-    return function
+        wrapped = option(wrapped)
+    return wrapped  # type: ignore[return-value]
 
 
 Words = tuple[tuple[str, ...], tuple[str, ...], bool]
@@ -123,20 +149,6 @@ def parse_targets(words: Words, default_all: bool = False) -> Targets:
             raise errors.NoTarget()
         return Targets(everything=True, implied=True)
     return targets
-
-
-@contextlib.contextmanager
-def working(
-    report: Report, state_dir: str | None, quiet: bool, limits: Mapping[str, float] | None = None
-) -> Iterator[Context]:
-    """Open the state directory and yield the command's context; its warnings go into the report."""
-    path = state_dir or state_directory()
-    with StateDir.open(path) as directory, Interrupts() as interrupts:
-        context = Context(
-            directory, Tools(path, report.simulated), Progress(quiet=quiet), interrupts, report.simulated,
-            limits_with(**(limits or {})), report.warnings,
-        )  # fmt: skip
-        yield context
 
 
 @contextlib.contextmanager

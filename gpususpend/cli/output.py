@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from gpususpend import errors
 from gpususpend.defaults import COMMAND
 from gpususpend.report import Report
+from gpususpend.start import EarlySignal
 
 
 @contextlib.contextmanager
@@ -22,8 +23,8 @@ def reporting(command: str, as_json: bool, simulated: bool = False) -> Iterator[
         yield report
     except errors.GpushareError as error:
         report.error = error
-    except KeyboardInterrupt:
-        report.error = errors.Interrupted(cause=errors.Interrupt(step=command, pid=0, signal="SIGINT"), count=0)
+    except EarlySignal as early:
+        report.error = errors.NotBegun(signal=early.name)
     except Exception as error:
         # A defect of ours still has to be machine-readable; the trace goes to stderr.
         sys.excepthook(type(error), error, error.__traceback__)
@@ -31,9 +32,10 @@ def reporting(command: str, as_json: bool, simulated: bool = False) -> Iterator[
     sys.exit(_finish(report, as_json))
 
 
-def finish_error(command: str, error: errors.GpushareError, as_json: bool) -> int:
-    """Print the report of a command that could not begin; return the exit status."""
-    return _finish(Report(command, error=error), as_json)
+def finish_error(words: Sequence[str], error: errors.GpushareError) -> int:
+    """Print the report of a command line that could not begin; return the exit status."""
+    command = next((word for word in words if not word.startswith("-")), "")
+    return _finish(Report(command, error=error), "--json" in words)
 
 
 def _finish(report: Report, as_json: bool) -> int:

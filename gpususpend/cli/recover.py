@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from gpususpend.cli import options, output
+from gpususpend.cli import options
 
 
 @click.command("recover", short_help="Finish what a killed command or a stuck driver call left.")
@@ -17,21 +17,9 @@ from gpususpend.cli import options, output
     show_default=True,
     help="Where to bring the groups; `recorded`: suspended where it was suspended as a whole, else running.",
 )
-@options.timeout_option
-@options.copy_timeout_option
-@options.checkpoint_timeout_option
+@options.limit_options
 @options.common_options
-def command(
-    words: options.Words,
-    goal: str,
-    timeout_s: float,
-    copy_timeout_s: float,
-    checkpoint_timeout_s: float,
-    as_json: bool,
-    state_dir: str | None,
-    driver: str,
-    quiet: bool,
-) -> None:
+def command(words: options.Words, goal: str, limits: dict[str, float], common: options.Common) -> None:
     """Bring groups that something interrupted to running or to suspended, and never to anything between.
 
     For a command that was killed, a holder that was killed (its threads are stopped again), or a driver call that had
@@ -42,15 +30,10 @@ def command(
       nvsnap-gpu-suspend recover
       nvsnap-gpu-suspend recover --to running 4711
     """
-    with output.reporting("recover", as_json, driver == "sim") as report:
+    with common.reporting("recover") as report:
         targets = options.parse_targets(words, default_all=True)
-        limits = {
-            "timeout_s": timeout_s,
-            "copy_timeout_s": copy_timeout_s,
-            "checkpoint_timeout_s": checkpoint_timeout_s,
-        }
         from gpususpend import operations
         from gpususpend.recover import Goal
 
-        with options.working(report, state_dir, quiet, limits) as context:
+        with common.working(report, limits) as context:
             operations.recover_targets(context, targets, Goal(goal), report)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import click
 
-from gpususpend.cli import options, output
+from gpususpend.cli import options
 
 
 @click.command("resume", short_help="Bring suspended processes back.")
 @options.targets_options
-@options.timeout_option
-@options.copy_timeout_option
-@options.checkpoint_timeout_option
+@options.limit_options
 @click.option(
     "--gpu-map",
     type=click.Path(exists=True, dir_okay=False),
@@ -19,17 +17,7 @@ from gpususpend.cli import options, output
     help="Restore on the GPUs of this machine instead of those listed in FILE, which `gpus FILE` wrote.",
 )
 @options.common_options
-def command(
-    words: options.Words,
-    timeout_s: float,
-    copy_timeout_s: float,
-    checkpoint_timeout_s: float,
-    gpu_map: str | None,
-    as_json: bool,
-    state_dir: str | None,
-    driver: str,
-    quiet: bool,
-) -> None:
+def command(words: options.Words, limits: dict[str, float], gpu_map: str | None, common: options.Common) -> None:
     """Resume the groups of the named processes; naming one process of a group resumes the whole group.
 
     Works with and without the holder (after `stop`).  A resume that failed can be repeated once the cause is removed.
@@ -40,14 +28,9 @@ def command(
       nvsnap-gpu-suspend resume 4711
       nvsnap-gpu-suspend resume --all --json
     """
-    with output.reporting("resume", as_json, driver == "sim") as report:
+    with common.reporting("resume") as report:
         targets = options.parse_targets(words)
-        limits = {
-            "timeout_s": timeout_s,
-            "copy_timeout_s": copy_timeout_s,
-            "checkpoint_timeout_s": checkpoint_timeout_s,
-        }
         from gpususpend import operations
 
-        with options.working(report, state_dir, quiet, limits) as context:
+        with common.working(report, limits) as context:
             operations.resume_targets(context, targets, gpu_map, report)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import click
 
-from gpususpend.cli import options, output
+from gpususpend.cli import options
 
 
 @click.command("stop", short_help="End the holder of a suspended group, so that it can be dumped.")
 @options.targets_options
 @options.common_options
-def command(words: options.Words, as_json: bool, state_dir: str | None, driver: str, quiet: bool) -> None:
+def command(words: options.Words, common: options.Common) -> None:
     """End the holder of suspended groups.
 
     Their threads run again, but every CUDA call waits at the gates: the group is quiet and stays suspended, and a tool
@@ -20,9 +20,9 @@ def command(words: options.Words, as_json: bool, state_dir: str | None, driver: 
     Example:
       nvsnap-gpu-suspend stop 4711
     """
-    with output.reporting("stop", as_json, driver == "sim") as report:
+    with common.reporting("stop") as report:
         targets = options.parse_targets(words)
         from gpususpend import operations
 
-        with options.working(report, state_dir, quiet) as context:
+        with common.working(report) as context:
             operations.stop_targets(context, targets, report)

@@ -4,29 +4,17 @@ from __future__ import annotations
 
 import click
 
-from gpususpend.cli import options, output
+from gpususpend.cli import options
 
 
 @click.command("suspend", short_help="Suspend processes: their GPU memory goes to host memory.")
 @options.targets_options
-@options.timeout_option
-@options.copy_timeout_option
-@options.checkpoint_timeout_option
+@options.limit_options
 @click.option(
     "--allow-unshimmed", is_flag=True, help="Also suspend a CUDA process without the shim, if it can share nothing."
 )
 @options.common_options
-def command(
-    words: options.Words,
-    timeout_s: float,
-    copy_timeout_s: float,
-    checkpoint_timeout_s: float,
-    allow_unshimmed: bool,
-    as_json: bool,
-    state_dir: str | None,
-    driver: str,
-    quiet: bool,
-) -> None:
+def command(words: options.Words, limits: dict[str, float], allow_unshimmed: bool, common: options.Common) -> None:
     """Suspend processes as one group: GPU memory is copied to host memory, the GPUs become empty, threads stop.
 
     Name every process that shares GPU memory with another.  Processes without CUDA are only stopped.  If anything
@@ -37,14 +25,9 @@ def command(
       nvsnap-gpu-suspend suspend 4711 4712
       nvsnap-gpu-suspend suspend --tree 4700 --timeout 120 --json
     """
-    with output.reporting("suspend", as_json, driver == "sim") as report:
+    with common.reporting("suspend") as report:
         targets = options.parse_targets(words)
-        limits = {
-            "timeout_s": timeout_s,
-            "copy_timeout_s": copy_timeout_s,
-            "checkpoint_timeout_s": checkpoint_timeout_s,
-        }
         from gpususpend import operations
 
-        with options.working(report, state_dir, quiet, limits) as context:
+        with common.working(report, limits) as context:
             operations.suspend_targets(context, targets, allow_unshimmed, report)

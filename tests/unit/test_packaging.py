@@ -94,7 +94,7 @@ class TestWheel:
             commands = configparser.ConfigParser()
             commands.read_string(archive.read(f"{info}/entry_points.txt").decode())
             metadata = archive.read(f"{info}/METADATA").decode()
-        assert commands["console_scripts"]["nvsnap-gpu-suspend"] == "gpususpend.cli:main"
+        assert commands["console_scripts"]["nvsnap-gpu-suspend"] == "gpususpend.start:main"
         assert "License-Expression: Apache-2.0" in metadata
         required = re.findall(r"^Requires-Dist: ([\w.-]+)[^;\n]*$", metadata, re.M)
         assert sorted(required) == ["click", "cuda-bindings", "numpy", "nvidia-ml-py", "rich", "xxhash"]
