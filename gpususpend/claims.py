@@ -118,13 +118,21 @@ def unrecorded(context: Context, targets: Targets) -> list[Found]:
     wanted = None if targets.everything else named_pids(targets)
     found = []
     for inner_pid in control.listeners():
+        if inner_pid in known or (wanted is not None and inner_pid not in wanted):
+            continue
         try:
             one = discover.examine(processes.read_process(inner_pid))
+            if one.hello is None:
+                continue
+            status = Rank(one.member()).status(Deadline(context.limits.request_s))
         except errors.Refused:
+            if inner_pid in targets.pids:
+                raise
             continue
-        if one.hello is None or one.pid in known or (wanted is not None and one.pid not in wanted):
+        except errors.StepFailed as failure:
+            if inner_pid in targets.pids:
+                raise errors.NoAnswer(pid=inner_pid, detail=str(failure)) from None
             continue
-        status = Rank(one.member()).status(Deadline(context.limits.request_s))
         if status.text("phase") == "running":
             continue
         if status.text("lease") == "held":

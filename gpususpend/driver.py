@@ -261,7 +261,7 @@ def leftovers(state_dir: Path) -> list[Leftover]:
     with StateDir.open(os.fspath(state_dir), create=False) as directory:
         for name in directory.names():
             if name.startswith("driver-") and name.endswith(".json"):
-                with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+                with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError, errors.UnsafeStateDir):
                     found.append(_leftover(name, json.loads(directory.read(name))))
     return found
 
@@ -269,7 +269,8 @@ def leftovers(state_dir: Path) -> list[Leftover]:
 def forget(state_dir: Path, leftover: Leftover) -> None:
     """Remove the file of calls that were dealt with; that of a living process comes back when its calls return."""
     with StateDir.open(os.fspath(state_dir), create=False) as directory:
-        directory.remove(leftover.file)
+        with contextlib.suppress(errors.StateNotWritten):  # read again next time, and dealt with by then
+            directory.remove(leftover.file)
 
 
 def _leftover(name: str, data: dict[str, Any]) -> Leftover:

@@ -21,7 +21,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from gpususpend import processes
+from gpususpend import errors, processes
 from gpususpend.helpers import Inherited, Message, boot_id
 
 TITLE = "gpushare-driver"
@@ -244,7 +244,7 @@ class DriverServer:
 
     def _write(self) -> None:
         content = {**self._identity, "boot_id": boot_id(), "calls": list(self._abandoned.values())}
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(errors.StateNotWritten):
             self._supervisor.state_dir.write(self._file, json.dumps(content).encode())
 
 

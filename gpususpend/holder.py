@@ -198,7 +198,7 @@ class Holder:
 def end(record: HolderRecord, deadline: Deadline) -> HolderResult:
     """End a kept holder: its threads go on.  A holder that does not end by the deadline is killed, to the same effect.
 
-    Returns what it left as its result.  Raises UnsafeStateDir; HolderFailed if not even the kill ends it.
+    Returns what it left as its result.  Raises UnsafeStateDir, and HolderFailed if not even the kill ends it.
     """
     pidfd = _open_holder(record)
     killed = False
@@ -227,7 +227,7 @@ def records(state_dir: Path) -> list[HolderRecord]:
     with StateDir.open(os.fspath(state_dir), create=False) as directory:
         for name in directory.names():
             if name.startswith("holder-") and name.endswith(".json") and not name.endswith(".result.json"):
-                with contextlib.suppress(FileNotFoundError, ValueError):
+                with contextlib.suppress(FileNotFoundError, ValueError, errors.UnsafeStateDir):
                     data = json.loads(directory.read(name))
                     found.append(HolderRecord.from_dict({**data, "state_dir": os.fspath(state_dir)}))
     return found
@@ -256,7 +256,7 @@ def _take_result(record: HolderRecord) -> dict[str, Any]:
                 directory.remove(name)
                 directory.remove(holder_process.record_name(record.pid, record.start_time))
             return result
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, ValueError, errors.StateNotWritten):
         return {}
 
 

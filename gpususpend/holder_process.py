@@ -110,7 +110,9 @@ class HolderProcess:
         if self._kept:
             living = self._living()
             gone = [target.pid for target in self._targets if target.pid not in living]
-            self._supervisor.state_dir.write(self._result, json.dumps({"continued": living, "gone": gone}).encode())
+            result = json.dumps({"continued": living, "gone": gone}).encode()
+            with contextlib.suppress(errors.StateNotWritten):  # nobody misses it
+                self._supervisor.state_dir.write(self._result, result)
             self._supervisor.state_dir.remove(self._record)
 
     def _answer(self, request: Message) -> Message:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import Enum
 from typing import Any, TypeVar
@@ -132,28 +132,21 @@ def new_id() -> str:
 class Journal:
     """The records of one state directory."""
 
-    def __init__(self, directory: StateDir) -> None:
+    def __init__(self, directory: StateDir, warn: Callable[[str], None] = lambda text: None) -> None:
         self._directory = directory
+        self._warn = warn
 
     def records(self) -> list[Record]:
-        """Return all readable records, oldest first."""
+        """Return all readable records, oldest first; a damaged one is passed over with a warning."""
         found = []
         for group in self._ids():
-            with contextlib.suppress(FileNotFoundError, ValueError):
-                found.append(self.read(group))
+            # What is no file of ours was warned of when the directory was opened.
+            with contextlib.suppress(FileNotFoundError, errors.UnsafeStateDir):
+                try:
+                    found.append(self.read(group))
+                except ValueError as damage:
+                    self._warn(f"{self._directory.path}/{_PREFIX}{group}{_SUFFIX} is passed over: {damage}")
         return sorted(found, key=lambda record: (record.created, record.id))
-
-    def damaged(self) -> list[str]:
-        """Return the names of files that hold no readable record."""
-        bad = []
-        for group in self._ids():
-            try:
-                self.read(group)
-            except FileNotFoundError:
-                pass
-            except ValueError:
-                bad.append(f"{_PREFIX}{group}{_SUFFIX}")
-        return bad
 
     def _ids(self) -> list[str]:
         names = [name for name in self._directory.names() if name.startswith(_PREFIX) and name.endswith(_SUFFIX)]

@@ -14,6 +14,7 @@ from gpususpend.deadline import Deadline
 from gpususpend.discover import Found, Targets
 from gpususpend.driver import DriverState, GpuPairs
 from gpususpend.group import Group, group_of
+from gpususpend.helpers import HelperFailed
 from gpususpend.journal import Member, Record, Stage
 from gpususpend.recover import Goal
 from gpususpend.report import GroupReport, Report
@@ -32,8 +33,9 @@ def suspend_targets(context: Context, targets: Targets, allow_unshimmed: bool, r
             return
         record = claims.check_free(context.journal, [one.pid for one in found])
         if record is not None:
-            report.already = True
             report.groups.append(group_report(context, record))
+            _refuse_stale(report.groups[-1])
+            report.already = True
             return
         session = stack.enter_context(_prepared(context, found, allow_unshimmed))
         stack.enter_context(_reporting(context, session, report))
@@ -42,6 +44,13 @@ def suspend_targets(context: Context, targets: Targets, allow_unshimmed: bool, r
         )
         session.record = record
         suspend.suspend(session)
+
+
+def _refuse_stale(group: GroupReport) -> None:
+    """Refuse to call a group suspended of which a rank runs: its resume could not write that down."""
+    for rank in group.ranks:
+        if rank.phase == "running":
+            raise errors.NeedsRecover(pid=rank.pid, phase="running, though its record says suspended,")
 
 
 def _without_suspended(context: Context, found: list[Found]) -> list[Found]:
@@ -76,7 +85,7 @@ def _prepared(context: Context, found: list[Found], allow_unshimmed: bool) -> It
     try:
         try:
             _check(context, session, found, allow_unshimmed)
-        except errors.StepFailed as cause:
+        except (errors.StepFailed, HelperFailed) as cause:
             raise errors.LookFailed(cause=cause) from cause
         death = session.death("preflight")
         if death is not None:
@@ -138,9 +147,11 @@ def _resume(context: Context, session: Session, gpu_map: str | None) -> None:
         pairs = context.tools.pairs(gpu_map, session.record.gpus, session.driver)
         for old, new in pairs:
             context.progress.say(f"GPU {old} becomes {new}")
-    states = session.states()
-    if states and all(state == DriverState.CHECKPOINTED for state in states.values()):
-        preflight.check_room(needed(session.record), context.tools.usage(session.driver), dict(pairs))
+    with resume.told(session):
+        states = session.states()
+        if states and all(state == DriverState.CHECKPOINTED for state in states.values()):
+            preflight.check_room(needed(session.record), context.tools.usage(session.driver), dict(pairs))
+    suspend.quiet_for_arenas(session)
     resume.resume(session, pairs)
 
 
@@ -152,13 +163,20 @@ def needed(record: Record) -> dict[str, int]:
     return need
 
 
-def _each_group(context: Context, targets: Targets, report: Report, work: Callable[[Session], None]) -> None:
-    """Run `work` on every group that the targets touch; the first error is raised after all were tried."""
+def _each_group(
+    context: Context, targets: Targets, report: Report, work: Callable[[Session], None],
+    check: Callable[[list[Record], list[int]], None] = lambda records, others: None,
+) -> None:
+    """Run `work` on every group that the targets touch; the first error is raised after all were tried.
+
+    `check` is asked first, with the records and the named pids that are in none, and may refuse.
+    """
     records, others = claims.named_records(context, targets)
     stray = claims.unrecorded(context, targets)
     if stray:
         records.append(claims.adopted(context, stray))
         others = [pid for pid in others if pid not in records[-1].pids]
+    check(records, others)
     if not records:
         for pid in others:
             if pid in targets.pids or pid in targets.trees:
@@ -181,7 +199,7 @@ def _one_group(context: Context, record: Record, report: Report, work: Callable[
             now, gone = claims.living(now)
             if not now.members:
                 context.tools.end_holders(now, Deadline(context.limits.threads_s), context.warn)
-                context.journal.remove(now)
+                context.forget(now)
                 _refuse_reused(gone)
                 raise errors.GroupGone(pids=[member.pid for member in gone], pid=gone[0].pid, group=now.id)
             session = Session(context, claims.runtime(now), now)
@@ -234,6 +252,13 @@ def recover_targets(context: Context, targets: Targets, goal: Goal, report: Repo
             again.append(tuple(before.pids))
         reached.append(session.record != before or not session.times)
 
-    _each_group(context, targets, report, work)
+    def check(records: list[Record], others: list[int]) -> None:
+        loose = [pid for pid in others if pid in targets.pids or (not records and pid in targets.trees)]
+        for pid in loose:
+            processes.read_process(pid)
+        if loose and goal is Goal.SUSPENDED:
+            raise errors.NothingToRecover(pid=loose)
+
+    _each_group(context, targets, report, work, check)
     for pids in again:
         suspend_targets(context, Targets(pids), allow_unshimmed=True, report=report)

@@ -12,9 +12,9 @@ from gpususpend import driver, errors
 from gpususpend.deadline import Deadline
 from gpususpend.driver import DriverState
 from gpususpend.journal import Record, Stage
-from gpususpend.resume import resume
+from gpususpend.resume import resume, told
 from gpususpend.session import Context, Session
-from gpususpend.suspend import freeze_again
+from gpususpend.suspend import freeze_again, quiet_for_arenas
 
 
 class Goal(str, Enum):
@@ -51,16 +51,25 @@ def recover(session: Session, goal: Goal) -> bool:
     """
     record = session.record
     session.driver_used = True
-    if goal is Goal.RECORDED:
-        goal = Goal.SUSPENDED if record.stage is Stage.SUSPENDED else Goal.RUNNING
-    if goal is Goal.SUSPENDED and is_down(session):
-        holders = session.context.tools.holders_of(record)
-        if record.stage is not Stage.SUSPENDED or (record.frozen and not any(kept.alive() for kept in holders)):
-            session.thaw()
-            freeze_again(session)
-        return True
+    with told(session):
+        if goal is Goal.RECORDED:
+            suspended = record.stage is Stage.SUSPENDED and not was_resumed(session)
+            goal = Goal.SUSPENDED if suspended else Goal.RUNNING
+        if goal is Goal.SUSPENDED and is_down(session):
+            holders = session.context.tools.holders_of(record)
+            if record.stage is not Stage.SUSPENDED or (record.frozen and not any(kept.alive() for kept in holders)):
+                session.changed = True
+                session.thaw()
+                freeze_again(session)
+            return True
+    quiet_for_arenas(session)
     resume(session)
     return goal is Goal.RUNNING
+
+
+def was_resumed(session: Session) -> bool:
+    """Tell whether a gate has been opened: only a resume does that, one that could not write it down included."""
+    return any(reply.text("phase") == "running" for reply in session.quick("status").values())
 
 
 def is_down(session: Session) -> bool:

@@ -30,6 +30,7 @@ class RankReport:
     lease: str = "-"
     bytes: int = 0  # carried by the shim
     host_bytes: int = 0
+    arena_bytes: int = 0  # host memory that the shim holds page-locked, or keeps the content in
     busy: str = "-"  # long verb that the shim is in
 
 
@@ -156,11 +157,14 @@ def table(rows: Iterable[Sequence[object]], heads: Sequence[str]) -> list[str]:
 def _group_lines(group: GroupReport) -> list[str]:
     lines = [f"group {group.id or '-'}: {group.state}" + (f" ({group.note})" if group.note else "")]
     if group.ranks:
-        heads = ("PID", "COMMAND", "KIND", "STATE", "PHASE", "LEASE", "CARRIED", "HOST")
+        heads = ("PID", "COMMAND", "KIND", "STATE", "PHASE", "LEASE", "CARRIED", "HOST", "ARENA")
         rows = [
-            (r.pid, r.comm, r.kind, r.state, r.phase, r.lease, readable_bytes(r.bytes), readable_bytes(r.host_bytes))
+            (
+                r.pid, r.comm, r.kind, r.state, r.phase, r.lease, readable_bytes(r.bytes), readable_bytes(r.host_bytes),
+                readable_bytes(r.arena_bytes),
+            )
             for r in group.ranks
-        ]
+        ]  # fmt: skip
         lines += table(rows, heads)
     if group.phases:
         lines.append("")

@@ -7,7 +7,8 @@ group is brought back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from gpususpend import errors, phases
 from gpususpend.control import Reply, number
@@ -15,6 +16,7 @@ from gpususpend.deadline import Deadline
 from gpususpend.driver import DriverState, GpuPairs
 from gpususpend.group import Rank
 from gpususpend.journal import Stage
+from gpususpend.progress import readable_bytes
 from gpususpend.session import CallsPending, Session
 from gpususpend.tools import state_name
 
@@ -34,20 +36,44 @@ def resume(session: Session, gpu_pairs: GpuPairs = ()) -> None:
     Raises a Refused before anything changed; StillSuspended if it can be repeated; Lost if a process cannot come back;
     StateUnknown if a driver call does not return.
     """
-    session.note(stage=Stage.RESUMING, error="")
     lost: list[errors.StepFailed] = [
         errors.RankDied(step="suspended", pid=member.pid, comm=member.comm) for member in session.gone
     ]
+    before = session.record.stage
+    session.note(stage=Stage.RESUMING, error="")
     try:
-        lost += bring_back_survivors(session, gpu_pairs)
+        with told(session):
+            lost += bring_back_survivors(session, gpu_pairs)
     except errors.Refused:
-        session.note(stage=Stage.SUSPENDED)
+        session.note(stage=before)
         raise
-    except errors.GpushareError as cause:
-        session.note(error=str(cause))
-        raise outcome(session, cause) from cause
     if lost:
         raise some_lost(session, lost)
+
+
+@contextmanager
+def told(session: Session) -> Iterator[None]:
+    """Turn what fails on the way back, or at a look before it, into the outcome that says where it left the group.
+
+    A Refused that comes before anything has changed passes.
+    """
+    try:
+        yield
+    except errors.Outcome:
+        raise
+    except Exception as failure:
+        if isinstance(failure, errors.Refused) and not session.changed:
+            raise
+        cause = as_cause(session, failure)
+        session.note(error=str(cause))
+        raise outcome(session, cause) from failure
+
+
+def as_cause(session: Session, failure: Exception) -> errors.GpushareError:
+    """Return a failure as an error that names the step; one that is a defect of ours still has an outcome."""
+    if isinstance(failure, errors.GpushareError):
+        return failure
+    return errors.StepFailed(step=session.record.step, pid=0, detail=f"{type(failure).__name__}: {failure}")
 
 
 def some_lost(session: Session, losses: Sequence[errors.StepFailed]) -> errors.Lost:
@@ -89,7 +115,7 @@ def bring_back_survivors(session: Session, gpu_pairs: GpuPairs = ()) -> list[err
     if session.bereft:
         session.note(members=session.bereft, error=str(lost[-1]))
     elif session.group.members:
-        session.context.journal.remove(session.record)
+        session.context.forget(session.record)
     return lost
 
 
@@ -120,6 +146,7 @@ def bring_back(session: Session, gpu_pairs: GpuPairs = ()) -> None:
     """Bring every member to running, from wherever it stands.  Raises StepFailed; what was done stays done."""
     limits = session.limits
     states = session.states() if session.driver_used else {}
+    session.changed = True
     down = [pid for pid, state in states.items() if state == DriverState.CHECKPOINTED]
     session.driver_step(
         "restore", down, limits.checkpoint_timeout_s, lambda driver, until: driver.restore(down, gpu_pairs, until)
@@ -191,17 +218,19 @@ def verify(session: Session) -> None:
             raise errors.StepFailed(step="verify", pid=pid, detail=f"its shim is in phase {reply.text('phase')}")
         if lost := reply.number("lost_fds"):
             session.context.warn(f"pid {pid}: {lost} descriptor(s) of memory that is gone lead to /dev/null now")
+        if kept := reply.number("arena_bytes"):
+            session.context.warn(f"pid {pid} keeps its arena, {readable_bytes(kept)}, until the next suspend uses it")
 
 
 def give_up_arenas(session: Session, quiet: Sequence[Rank]) -> None:
     """Give back the arenas of ranks that are quiet.
 
-    Failing to do so costs memory until the next suspend, which uses them, not the group.
+    Failing to do so costs memory until the next suspend, which uses them, not the group; `verify` tells who has one.
     """
     deadline = Deadline(session.limits.seal_s)
     for slot in phases.parallel(quiet, lambda rank: rank.ask("arena", deadline, bytes=0)):
         if slot.error is not None:
-            session.context.warn(f"pid {slot.rank.pid} keeps its arena: {slot.error}")
+            session.context.warn(f"the arena of pid {slot.rank.pid} was not given back: {slot.error}")
 
 
 def not_running(session: Session) -> dict[int, str]:

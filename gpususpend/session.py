@@ -49,7 +49,14 @@ class Context:
     @property
     def journal(self) -> Journal:
         """Return the journal in the state directory."""
-        return Journal(self.directory)
+        return Journal(self.directory, self.warn)
+
+    def forget(self, record: Record) -> None:
+        """Drop the record of a group that runs, or of which nothing is left."""
+        try:
+            self.journal.remove(record)
+        except errors.StateNotWritten as problem:
+            self.warn(f"the record of group {record.id} stays: {problem}")
 
     def warn(self, text: str) -> None:
         """Remember a warning for the report, once."""
@@ -75,8 +82,9 @@ class CallsPending(errors.DeadlinePassed):
 class Session:
     """A group, its record and the means to work on it.
 
-    `interruptible` is true while a signal may still turn the command back; `changed` from the first change to the
-    workload on; `driver_used` once the driver's state of a process may be another than RUNNING.
+    `interruptible` is true while a signal may still turn the command back; `turning_back` is false while a suspend may
+    still do so by itself; `changed` from the first change to the workload on; `driver_used` once the driver's state of
+    a process may be another than RUNNING.
     """
 
     def __init__(self, context: Context, group: Group, record: Record) -> None:
@@ -89,6 +97,7 @@ class Session:
         self.gone: list[Member] = []  # of the record, ended before this command began
         self.bereft: list[Member] = []  # alive, but what they need cannot be brought back
         self.interruptible = False
+        self.turning_back = True
         self.changed = False
         self.driver_used = False
         self.watch = processes.Watch(group.processes)
@@ -197,8 +206,18 @@ class Session:
     # Bookkeeping
 
     def note(self, **changes: Any) -> None:
-        """Change the record on disk."""
-        self.record = self.context.journal.update(self.record, **changes)
+        """Change the record on disk.
+
+        Raises StateNotWritten on the way down.  On the way back nobody is left suspended for want of a file: what the
+        shims and the driver say suffices to finish it.
+        """
+        self.record = replace(self.record, **changes)
+        try:
+            self.context.journal.write(self.record)
+        except errors.StateNotWritten as problem:
+            if not self.turning_back:
+                raise
+            self.context.warn(f"{problem}. Going on without")
 
     def barrier(self, step: str) -> None:
         """Raise if a member has died, or if a signal came while the command can still turn back."""

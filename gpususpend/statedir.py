@@ -80,8 +80,29 @@ class StateDir:
         with os.fdopen(fd, "rb") as file:
             return file.read()
 
+    def odd(self) -> dict[str, str]:
+        """Return what lies here and cannot be of a command, by name, each with the reason."""
+        found = {}
+        for name in self.names():
+            with contextlib.suppress(FileNotFoundError):
+                why = _why_not(os.stat(name, dir_fd=self.fd, follow_symlinks=False))
+                if why:
+                    found[name] = why
+        return found
+
     def write(self, name: str, content: bytes) -> None:
-        """Replace a file durably: after a crash it holds the old content or the new."""
+        """Replace a file durably: after a crash it holds the old content or the new.  Raises StateNotWritten."""
+        with self._writing(name):
+            self._replace(name, content)
+
+    @contextlib.contextmanager
+    def _writing(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise errors.StateNotWritten(path=f"{self.path}/{name}", detail=error.strerror) from None
+
+    def _replace(self, name: str, content: bytes) -> None:
         temporary = f"{name}.{secrets.token_hex(8)}.tmp"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(temporary, flags, 0o600, dir_fd=self.fd)
@@ -101,8 +122,8 @@ class StateDir:
         return self._open_checked(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def remove(self, name: str) -> None:
-        """Remove a file; a missing one is no error."""
-        with contextlib.suppress(FileNotFoundError):
+        """Remove a file; a missing one, or a directory of that name, is no error.  Raises StateNotWritten."""
+        with self._writing(name), contextlib.suppress(FileNotFoundError, IsADirectoryError):
             os.unlink(name, dir_fd=self.fd)
 
     def _open_checked(self, name: str, flags: int) -> int:
@@ -113,27 +134,38 @@ class StateDir:
         try:
             fd = os.open(name, flags, 0o600, dir_fd=self.fd)
         except OSError as error:
-            if error.errno in (errno.ELOOP, errno.ENXIO):
+            if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.EACCES):
                 raise errors.UnsafeStateDir(path=f"{self.path}/{name}", why="it is no regular file") from None
             raise
-        facts = os.fstat(fd)
-        if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_nlink != 1:
+        why = _why_not(os.fstat(fd))
+        if why:
             os.close(fd)
-            raise errors.UnsafeStateDir(path=f"{self.path}/{name}", why="it is no regular file of this user alone")
+            raise errors.UnsafeStateDir(path=f"{self.path}/{name}", why=why)
         return fd
+
+    def _open_lock(self, name: str) -> int:
+        try:
+            return self._open_checked(name, os.O_RDWR | os.O_CREAT)
+        except OSError as error:
+            if error.errno != errno.EROFS:
+                raise
+        # A file system that has become read-only must keep nobody from waking a group; a lock there works as well.
+        return self._open_checked(name, os.O_RDONLY)
 
     @contextlib.contextmanager
     def lock(self, name: str) -> Iterator[None]:
         """Hold the lock file `name`; raises Locked if another process has it.  The kernel frees a dead one's."""
-        fd = self._open_checked(name, os.O_RDWR | os.O_CREAT)
+        with self._writing(name):
+            fd = self._open_lock(name)
         try:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 text = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
                 raise Locked(int(text) if text.isdigit() else 0) from None
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+            with contextlib.suppress(OSError):  # of a full disk: only who waits would like to know it
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
             yield
         finally:
             os.close(fd)
@@ -145,6 +177,13 @@ class StateDir:
     def __exit__(self, *_: object) -> None:
         """Close the directory."""
         self.close()
+
+
+def _why_not(facts: os.stat_result) -> str:
+    """Return why a file inside is none of ours, or nothing."""
+    if stat.S_ISREG(facts.st_mode) and facts.st_uid == os.geteuid() and facts.st_nlink == 1:
+        return ""
+    return "it is no regular file of this user alone"
 
 
 def _check_directory(path: str, facts: os.stat_result) -> None:

@@ -35,7 +35,7 @@ def status_targets(context: Context, targets: Targets, report: Report) -> None:
     if loose:
         ranks = _look(loose)
         halfway = [rank.pid for rank in ranks if rank.phase not in ("running", "-")]
-        note = "left half-way by a command whose record is gone; run recover" if halfway else ""
+        note = "left half-way by a command whose record is gone; run recover" if halfway else _kept(ranks)
         report.groups.append(GroupReport("half-way" if halfway else "running", ranks, note=note))
 
 
@@ -84,8 +84,15 @@ def _halfway(context: Context, record: Record) -> str:
             pass
     except errors.Busy as busy:
         return f"a command (pid {busy.facts['pid']}) is at work"
+    except errors.Refused as refusal:
+        return str(refusal)
     text = f"cut off in {record.step}; run recover"
     return f"{text}: {record.error}" if record.error else text
+
+
+def _kept(ranks: list[RankReport]) -> str:
+    pids = ", ".join(str(rank.pid) for rank in ranks if rank.arena_bytes)
+    return f"pid {pids}: the arena of a suspend that turned back; the next one uses it" if pids else ""
 
 
 def _idle(ranks: list[RankReport]) -> int:
@@ -111,6 +118,7 @@ def _row(member: Member, reply: Reply | None, stage: Stage | None) -> RankReport
     if reply is not None:
         row.phase, row.lease, row.busy = reply.text("phase"), reply.text("lease", "-"), reply.text("busy", "-")
         row.bytes = reply.number("carried_bytes", row.bytes)
+        row.arena_bytes = reply.number("arena_bytes")
         row.state = "running" if row.phase == "running" else "suspended" if row.phase == "sealed" else row.phase
     elif still_there(member) is None:
         row.state = "dead"

@@ -7,6 +7,9 @@ were chosen.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from gpususpend import discover, errors, phases, processes, quiesce
 from gpususpend.control import Reply
@@ -16,11 +19,25 @@ from gpususpend.gpus import GpuUsage
 from gpususpend.group import Rank
 from gpususpend.journal import Kind, Stage
 from gpususpend.preflight import read_plan
-from gpususpend.resume import bring_back_survivors, in_a_stop, not_running, outcome, reload, some_lost, unknown
+from gpususpend.resume import (
+    RESTLESS,
+    as_cause,
+    bring_back_survivors,
+    in_a_stop,
+    not_running,
+    outcome,
+    some_lost,
+    unknown,
+)
 from gpususpend.session import CallsPending, Session
 from gpususpend.tools import state_name
 
+if TYPE_CHECKING:
+    from gpususpend.arena import Arena
+
 PENDING_GRACE_S = 5.0
+# How long a workload that is not to be suspended any more may be held up for the sake of the memory of its arenas.
+ARENA_CUT_S = 5.0
 
 
 def suspend(session: Session) -> None:
@@ -29,14 +46,11 @@ def suspend(session: Session) -> None:
     Raises Refused if nothing had changed; RolledBack or Interrupted if everything runs again; Lost, StillSuspended or
     StateUnknown if not.
     """
-    session.interruptible = True
+    session.interruptible, session.turning_back = True, False
     try:
         go_down(session)
     except Exception as failure:
-        cause = failure if isinstance(failure, errors.GpushareError) else errors.StepFailed(
-            step=session.record.step, pid=0, detail=f"{type(failure).__name__}: {failure}"
-        )  # fmt: skip
-        raise roll_back(session, cause) from failure
+        raise roll_back(session, as_cause(session, failure)) from failure
 
 
 def go_down(session: Session) -> None:
@@ -100,26 +114,50 @@ def prepare(session: Session, quiet: bool = False) -> None:
         return
     session.context.tools.check_memory([(os.getpid(), sum(plans[rank.pid].arena_bytes for rank in short))])
     deadline = Deadline(session.limits.prepare_s)
-    filled: list[int] = []  # appended to by many threads, which is atomic; only its sum is read
-
-    def hand(rank: Rank) -> Reply:
-        arena = session.context.tools.prepare_arena(plans[rank.pid].arena_bytes, filled.append)
-        try:
-            if not arena.kind.huge:
-                session.context.warn(f"the arena of pid {rank.pid} has plain pages: locking and copying are slower")
-            return rank.ask("arena", deadline, fd=arena.fd, bytes=arena.bytes)
-        finally:
-            os.close(arena.fd)
-
-    with session.timed("prepare", len(short), sum(plans[rank.pid].arena_bytes for rank in short)) as phase:
-        slots = phases.parallel(short, hand, lambda done: session.context.progress.update(done, sum(filled)))
-        phase.rank_seconds = {slot.rank.pid: slot.seconds for slot in slots}
+    wanted = {rank.pid: plans[rank.pid].arena_bytes for rank in short}
+    with session.timed("prepare", len(short), sum(wanted.values())) as phase, filled(session, short, wanted) as made:
+        # Only now does a shim get one: what fails before, or is interrupted, leaves nothing to take back.
+        slots = phases.parallel(
+            short, lambda rank: rank.ask("arena", deadline, fd=made[rank.pid][0].fd, bytes=made[rank.pid][0].bytes)
+        )
+        phase.rank_seconds = {slot.rank.pid: made[slot.rank.pid][1] + slot.seconds for slot in slots}
         phase.bytes = sum(reply.number("bytes") for reply in phases.results("prepare", slots).values())
 
 
-def quiesce_all(session: Session) -> None:
-    """Close the gates of all ranks around one consistent cut."""
-    deadline = Deadline(session.limits.timeout_s)
+@contextmanager
+def filled(
+    session: Session, ranks: Sequence[Rank], wanted: Mapping[int, int]
+) -> Iterator[dict[int, tuple[Arena, float]]]:
+    """Yield by pid a populated arena and the seconds that it took; the descriptors are closed at the end.
+
+    A signal turns back in the middle of it: this may take minutes.
+    """
+    context = session.context
+    pieces: list[int] = []  # appended to by many threads, which is atomic; only its sum is read
+
+    def count(piece: int) -> None:
+        pieces.append(piece)
+        if session.interruptible:
+            context.interrupts.check("prepare")
+
+    slots = phases.parallel(
+        ranks, lambda rank: context.tools.prepare_arena(wanted[rank.pid], count),
+        lambda done: context.progress.update(done, sum(pieces)),
+    )  # fmt: skip
+    try:
+        for pid, arena in phases.results("prepare", slots).items():
+            if not arena.kind.huge:
+                context.progress.say(f"the arena of pid {pid} has plain pages: locking and copying are slower")
+        yield {slot.rank.pid: (slot.values[0], slot.seconds) for slot in slots}
+    finally:
+        for slot in slots:
+            for arena in slot.values:
+                os.close(arena.fd)
+
+
+def quiesce_all(session: Session, seconds: float | None = None) -> None:
+    """Close the gates of all ranks around one consistent cut, by default within --timeout."""
+    deadline = Deadline(session.limits.timeout_s if seconds is None else seconds)
     ranks = session.group.ranks
     with session.timed("quiesce", len(ranks)) as phase:
         session.changed = True
@@ -172,32 +210,37 @@ def check_quiet(session: Session, plain_nodes: dict[int, set[str]]) -> None:
         if state != DriverState.CHECKPOINTED:
             raise errors.NotQuiet(step="freeze", pid=pid, left=f"driver state {state_name(state)}")
     deadline = Deadline(session.limits.nodes_gone_s)
-    # The driver closes its descriptors a moment after the checkpoint has returned, on a busy machine.
-    while left := driver_nodes(session, plain_nodes):
+    while True:
+        left, tolerated = driver_nodes(session, plain_nodes)
+        if not left:
+            break
         if deadline.passed():
             pid = min(left)
             raise errors.NotQuiet(step="freeze", pid=pid, left=", ".join(left[pid]), nodes=left)
+        # The driver closes its descriptors a moment after the checkpoint has returned, on a busy machine.
         deadline.sleep(0.05)
-    for pid, nodes in driver_nodes(session, plain_nodes, tolerated=True).items():
+    for pid, nodes in tolerated.items():
         session.context.warn(f"pid {pid} uses no CUDA and keeps {', '.join(nodes)}; a dump of it would fail")
 
 
-def driver_nodes(
-    session: Session, plain_nodes: dict[int, set[str]], tolerated: bool = False
-) -> dict[int, list[str]]:
-    """Return what each process of the tree has open or mapped of the driver and should not have.
+Nodes = dict[int, list[str]]
 
-    `tolerated`: instead what processes without CUDA had before the suspend.
+
+def driver_nodes(session: Session, plain_nodes: dict[int, set[str]]) -> tuple[Nodes, Nodes]:
+    """Return by pid what the tree has open or mapped of the driver: what it should not, and what is tolerated.
+
+    Tolerated is what processes without CUDA had before the suspend.
     """
     members = {member.pid: member for member in session.group.members}
     below = processes.descendants(members, processes.all_processes())
-    found: dict[int, list[str]] = {}
+    left: Nodes = {}
+    tolerated: Nodes = {}
     for pid in dict.fromkeys([*members, *(process.pid for process in below)]):
         for node in processes.nvidia_nodes(pid):
             uses_cuda = pid in members and members[pid].kind is not Kind.PLAIN
-            if tolerated != (uses_cuda or node.path not in plain_nodes.get(pid, {node.path})):
-                found.setdefault(pid, []).append(str(node))
-    return found
+            known = not uses_cuda and node.path in plain_nodes.get(pid, {node.path})
+            (tolerated if known else left).setdefault(pid, []).append(str(node))
+    return left, tolerated
 
 
 def check_memory(session: Session, before: dict[str, GpuUsage]) -> dict[str, int]:
@@ -230,20 +273,23 @@ def check_memory(session: Session, before: dict[str, GpuUsage]) -> dict[str, int
 
 def roll_back(session: Session, cause: errors.GpushareError) -> errors.GpushareError:
     """Bring everything back after `cause`; return the outcome, which says whether that worked."""
-    session.interruptible = False
-    if not session.changed and isinstance(cause, errors.Refused):
-        undo_prepare(session)
-        return cause
-    session.context.progress.say(f"rolling back: {cause}")
-    session.note(stage=Stage.ROLLING_BACK, error=str(cause))
+    session.interruptible, session.turning_back = False, True
+    untouched = not session.changed
+    refused = untouched and isinstance(cause, errors.Refused)
+    if not refused:
+        session.context.progress.say(f"rolling back: {cause}")
+        session.note(stage=Stage.ROLLING_BACK, error=str(cause))
     lost: list[errors.StepFailed] = [cause] if isinstance(cause, errors.RankDied) else []
     try:
         if isinstance(cause, CallsPending):
             release_pending(session, cause)
         if lost:
             session.bury([process.pid for process in session.watch.dead()])
+        if untouched:
+            quiet_for_arenas(session)
         lost += bring_back_survivors(session)
-    except errors.GpushareError as problem:
+    except Exception as failure:
+        problem = as_cause(session, failure)
         session.note(error=f"{cause}; then {problem}")
         if isinstance(problem, CallsPending):
             return unknown(session, problem)
@@ -258,20 +304,27 @@ def roll_back(session: Session, cause: errors.GpushareError) -> errors.GpushareE
         return outcome(session, problem)
     if lost:
         return some_lost(session, lost)
+    if refused:
+        return cause
     kind = errors.Interrupted if isinstance(cause, errors.Interrupt) else errors.RolledBack
     return kind(cause=cause, count=len(session.group.members), count_not_running=0)
 
 
-def undo_prepare(session: Session) -> None:
-    """Take back what a refusal after the claim leaves: the record, and arenas, which needs quiet ranks for a moment."""
-    replies = phases.parallel(session.group.ranks, lambda rank: rank.ask("status", Deadline(session.limits.request_s)))
-    if any(slot.values and slot.values[0].number("arena_bytes") for slot in replies):
-        try:
-            quiesce_all(session)
-        except errors.GpushareError as problem:
-            session.context.warn(f"the arenas stay until the next suspend: {problem}")
-        reload(session)
-    session.context.journal.remove(session.record)
+def quiet_for_arenas(session: Session) -> None:
+    """Close the gates of ranks that work and have got arenas: these can be taken back only while all are quiet.
+
+    Briefly, since nothing else calls for a stop: where the work on the GPUs takes longer, the arenas stay.  The way
+    back takes them and opens the gates.
+    """
+    if session.record.stage is Stage.SUSPENDED:
+        return
+    try:
+        replies = session.quick("status").values()
+        held = any(reply.number("arena_bytes") for reply in replies)
+        if held and all(reply.text("phase") in RESTLESS for reply in replies):
+            quiesce_all(session, min(ARENA_CUT_S, session.limits.timeout_s))
+    except errors.GpushareError as problem:
+        session.context.warn(f"the arenas were not taken back: {problem}")
 
 
 def release_pending(session: Session, cause: CallsPending) -> None:

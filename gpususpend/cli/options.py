@@ -117,10 +117,13 @@ class Common:
         """Open the state directory and yield the command's context; its warnings go into the report."""
         path = self.state_dir or state_directory()
         with StateDir.open(path) as directory, Interrupts() as interrupts:
-            yield Context(
+            context = Context(
                 directory, Tools(path, self.simulated), Progress(quiet=self.quiet), interrupts, self.simulated,
                 limits_with(**(limits or {})), report.warnings,
             )  # fmt: skip
+            for name, why in directory.odd().items():
+                context.warn(f"{path}/{name} is passed over: {why}")
+            yield context
 
 
 def common_options(function: F) -> F:

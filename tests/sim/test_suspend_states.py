@@ -158,6 +158,7 @@ def test_command_killed_on_the_way_down(pair: Pair, tool: Tool, step: str) -> No
         tool.suspend(*pair.pids).expect(3)
     recover(tool).expect(0)
     running(tool)
+    assert [rank["arena_bytes"] for group in tool.run("status").json["groups"] for rank in group["ranks"]] == [0, 0]
     pair.check()
     tool.suspend(*pair.pids).expect(0)
     tool.resume(*pair.pids).expect(0)
@@ -186,6 +187,19 @@ def test_recover_to_suspended(pair: Pair, tool: Tool, step: str) -> None:
     assert data["groups"][-1]["state"] == "suspended"
     assert "python" in stopped_threads(pair.first.pid)
     assert recover(tool, "--to", "running").expect(0).json["groups"][0]["state"] == "running"
+    running(tool)
+    pair.check()
+
+
+def test_recover_suspends_nothing_that_runs(pair: Pair, tool: Tool) -> None:
+    """Refused with the command that does, whoever is named beside it; without a name there is nothing to do."""
+    for words in (pair.pids, ("--tree", str(pair.first.pid))):
+        answer = recover(tool, "--to", "suspended", *map(str, words)).expect(3)
+        message = answer.json["error"]["message"]
+        assert answer.json["reason"] == "nothing-to-recover" and str(pair.first.pid) in message
+        assert "nvsnap-gpu-suspend suspend" in message
+    assert recover(tool, "--to", "suspended").expect(0).json["already"] is True
+    assert recover(tool, "--to", "running", *map(str, pair.pids)).expect(0).json["already"] is True
     running(tool)
     pair.check()
 

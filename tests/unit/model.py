@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpususpend import processes
+from gpususpend import errors, processes
 from gpususpend.control import Reply, ShimRefused
 from gpususpend.deadline import Deadline
 from gpususpend.defaults import limits_with
@@ -44,6 +44,7 @@ class World:
     calls: list[str] = field(default_factory=list)  # "verb pid" and "driver:call pid", in order
     fail: dict[str, int] = field(default_factory=dict)  # call -> how many times it still fails
     hang: set[str] = field(default_factory=set)  # driver calls that do not return
+    mute: set[str] = field(default_factory=set)  # requests that are not answered
     on: dict[str, Callable[[], None]] = field(default_factory=dict)  # what happens just before a call
     shims: dict[int, ModelShim] = field(default_factory=dict)
     states: dict[int, int] = field(default_factory=dict)
@@ -88,6 +89,8 @@ class ModelShim:
         self.world.begin(call)
         if not alive(self.pid):
             raise ConnectionResetError("gone")
+        if call in self.world.mute:
+            raise TimeoutError
         if self.world.fails(call):
             self._half_done(verb)
             raise ShimRefused(verb, Reply(False, {"code": "cuda", "step": "x", "cuda": "2", "msg": "planted"}))
@@ -317,8 +320,6 @@ class ModelHolder:
         """Stop all."""
         self.world.begin("holder:stop")
         if self.world.fails("holder:stop"):
-            from gpususpend import errors
-
             raise errors.HolderFailed(step="holder: stop", pid=[0], detail="planted")
         self.mine = {target.pid for target in targets}
         self.world.stopped |= self.mine
@@ -370,6 +371,10 @@ class ModelTools:
         """Return an arena."""
         from gpususpend.arena import Kind as ArenaKind
 
+        self.world.begin("fill 0")
+        if self.world.fails("fill"):
+            raise errors.NotEnoughMemory(need=size, available=0, limit="planted", way_out="wait")
+        progress(size)
         return ModelArena(os.memfd_create("model"), size, ArenaKind.THP)
 
     def check_memory(self, charges: Sequence[tuple[int, int]]) -> None:

@@ -113,6 +113,22 @@ def test_B15_planted_fifo_device_and_hard_link_are_refused(tmp_path: Path, direc
     assert target.read_text() == "precious"
 
 
+def test_what_is_none_of_ours_is_named(tmp_path: Path, directory: StateDir) -> None:
+    """And nothing else."""
+    directory.write("group-a.json", b"{}")
+    os.mkfifo("fifo", dir_fd=directory.fd)
+    os.mkdir("folder", dir_fd=directory.fd)
+    os.symlink(tmp_path, "link", dir_fd=directory.fd)
+    (tmp_path / "target").touch()
+    os.link(tmp_path / "target", "second-name", dst_dir_fd=directory.fd)
+    assert sorted(directory.odd()) == ["fifo", "folder", "link", "second-name"]
+    for name in directory.odd():
+        with pytest.raises(errors.UnsafeStateDir), directory.lock(name):
+            pass
+    directory.remove("folder")
+    assert "folder" in directory.names()
+
+
 @pytest.mark.parametrize("name", ["../x", "a/b", "", ".", ".."])
 def test_B15_names_with_a_path_are_refused(directory: StateDir, name: str) -> None:
     """Names come from our own code; one that escapes is a defect."""
@@ -127,7 +143,7 @@ def test_write_is_atomic_and_leaves_nothing_behind(directory: StateDir) -> None:
     assert directory.read("a") == b"22" and directory.names() == ["a"]
     assert os.stat("a", dir_fd=directory.fd).st_mode & 0o7777 == 0o600
     os.mkdir("d", dir_fd=directory.fd)
-    with pytest.raises(OSError):
+    with pytest.raises(errors.StateNotWritten):
         directory.write("d", b"1")
     assert directory.names() == ["a", "d"]
 

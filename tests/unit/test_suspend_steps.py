@@ -7,13 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from gpususpend import errors
+from gpususpend import errors, operations
 from gpususpend.journal import Stage
+from gpususpend.recover import Goal, recover
 from gpususpend.resume import resume
+from gpususpend.statedir import StateDir
 from gpususpend.suspend import suspend
-from tests.unit.model import Scene, Wrong, scene
+from tests.unit.model import ModelHolder, Scene, Wrong, scene
 
 DOWN = ["plan", "arena", "close-launch", "drain", "close-memory", "orphans", "release", "seal"]
+QUIESCE = ["close-launch", "drain", "close-memory"]
 DOWN_DRIVER = ["driver:lock", "driver:checkpoint"]
 UP_DRIVER = ["driver:restore", "driver:unlock"]
 UP = ["load", "remap", "unseal", "bind", "check", "open"]
@@ -32,6 +35,14 @@ def come_up(one: Scene) -> None:
         session.driver_used = True
         resume(session)
     assert one.all_running() and one.context.journal.records() == []
+
+
+def kept_arenas(one: Scene) -> list[int]:
+    """Return the ranks that still hold an arena; each has to be told, and no other."""
+    kept = [pid for pid in one.pids if one.world.shims[pid].arena]
+    told = [text for text in one.context.warnings if "keeps its arena" in text]
+    assert [text.split()[1] for text in told] == [str(pid) for pid in kept], one.context.warnings
+    return kept
 
 
 def again(one: Scene) -> None:
@@ -65,6 +76,7 @@ def test_B19_FR30_every_step_down_fails_in_turn(tmp_path: Path, call: str, rank:
         assert one.all_running(), caught.value
         assert caught.value.exit_code == 4 and "all 3 processes run again" in str(caught.value)
         assert caught.value.facts["count_not_running"] == 0
+        assert not kept_arenas(one) or call in QUIESCE
         assert one.context.journal.records() == []
         again(one)
 
@@ -143,7 +155,7 @@ def test_FR2_death_while_suspended(tmp_path: Path) -> None:
         assert caught.value.facts["lost"] == [one.pids[0]] and one.all_running()
 
 
-@pytest.mark.parametrize("call", [*DOWN[2:], *DOWN_DRIVER])
+@pytest.mark.parametrize("call", ["fill", *DOWN, *DOWN_DRIVER])
 def test_interrupt_rolls_back(tmp_path: Path, call: str) -> None:
     """At the next barrier, whatever the step; exit 130."""
     with scene(tmp_path) as one:
@@ -155,9 +167,135 @@ def test_interrupt_rolls_back(tmp_path: Path, call: str) -> None:
         with one.session() as session, pytest.raises(errors.Interrupted) as caught:
             suspend(session)
         assert caught.value.exit_code == 130 and "SIGTERM" in str(caught.value)
-        assert one.all_running()
+        assert one.all_running() and (not kept_arenas(one) or call in QUIESCE)
+        if call in ("fill", "plan"):
+            assert one.world.order("arena", "close-launch") == []
         one.context.interrupts.received = None
         again(one)
+
+
+def test_memory_that_cannot_be_filled_is_a_refusal(tmp_path: Path) -> None:
+    """The last of three: no shim has been told anything yet, and no gate is closed."""
+    with scene(tmp_path) as one:
+        one.world.on["fill 0"] = lambda: one.world.fail.update({"fill": 1})
+        with one.session() as session, pytest.raises(errors.NotEnoughMemory):
+            suspend(session)
+        assert one.world.order("arena", "close-launch") == [] and one.all_running()
+        assert one.context.journal.records() == []
+        again(one)
+
+
+@pytest.mark.parametrize("call", ["close-launch", "drain", "close-memory"])
+def test_arena_that_cannot_be_taken_back_is_told(tmp_path: Path, call: str) -> None:
+    """Interrupted with the arenas handed out, and the GPUs do not become quiet: everything runs, each is named."""
+    with scene(tmp_path) as one:
+        one.world.fail[f"{call} {one.pids[0]}"] = 1
+        one.world.on[f"arena {one.pids[2]}"] = lambda: setattr(one.context.interrupts, "received", signal.SIGINT)
+        with one.session() as session, pytest.raises(errors.Interrupted):
+            suspend(session)
+        assert one.all_running()
+        assert kept_arenas(one)
+        one.context.interrupts.received = None
+        one.context.warnings.clear()
+        again(one)
+        assert not kept_arenas(one)
+
+
+class FullDisk(StateDir):
+    """A state directory whose disk takes so many files more; on a read-only one nothing can be removed either."""
+
+    room, read_only = 0, False
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write while there is room."""
+        self.room -= 1
+        if self.room < 0:
+            raise errors.StateNotWritten(path=name, detail="No space left on device")
+        super().write(name, content)
+
+    def remove(self, name: str) -> None:
+        """Remove, unless the disk is read-only."""
+        if self.read_only:
+            raise errors.StateNotWritten(path=name, detail="Read-only file system")
+        super().remove(name)
+
+
+def test_full_disk_on_the_way_down(tmp_path: Path) -> None:
+    """Whichever note cannot be written: refused, or rolled back; the record goes."""
+    with scene(tmp_path) as one:
+        disk = FullDisk(one.context.directory.path, one.context.directory.fd)
+        one.context.directory = disk
+        seen = set()
+        for room in range(100):
+            disk.room = 1000
+            one.record = one.context.journal.write(one.record)
+            disk.room = room
+            try:
+                with one.session() as session:
+                    suspend(session)
+                break
+            except (errors.StateNotWritten, errors.RolledBack) as failure:
+                seen.add(failure.exit_code)
+                assert one.all_running() and (not kept_arenas(one) or one.record.step == "quiesce"), (room, failure)
+                assert one.context.journal.records() == []
+        assert one.all_suspended() and room > 10 and seen == {3, 4}
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_full_disk_on_the_way_up(tmp_path: Path, read_only: bool) -> None:
+    """Nobody stays suspended for want of a file; it is told."""
+    with scene(tmp_path) as one:
+        go_down(one)
+        disk = FullDisk(one.context.directory.path, one.context.directory.fd)
+        disk.read_only = read_only
+        one.context.directory = disk
+        with one.session() as session:
+            session.driver_used = True
+            resume(session)
+        assert one.all_running() and "Going on without" in one.context.warnings[0]
+        assert len(one.context.journal.records()) == read_only
+
+
+@pytest.mark.parametrize("command", ["resume", "recover running", "recover suspended"])
+@pytest.mark.parametrize(("planted", "code"), [("hang", 7), ("mute", 8)])
+def test_rank_that_does_not_answer(tmp_path: Path, command: str, planted: str, code: int) -> None:
+    """A state query that does not return, or a shim: told with the outcome's exit code, and the next try works."""
+    with scene(tmp_path) as one:
+        go_down(one)
+        if planted == "hang":
+            one.world.hang.add(f"driver:state {one.pids[1]}")
+        else:
+            one.world.mute.add(f"status {one.pids[1]}")
+
+        def act() -> None:
+            with one.session() as session:
+                if command == "resume":
+                    operations._resume(one.context, session, None)
+                else:
+                    recover(session, Goal(command.split()[1]))
+
+        with pytest.raises(errors.Outcome) as caught:
+            act()
+        assert caught.value.exit_code == code, caught.value
+        one.world.hang.clear()
+        one.world.mute.clear()
+        come_up(one)
+
+
+def test_refusal_half_way_up_is_no_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The threads may not be stopped for the unseal: something has changed by then, so it is 8 and not 3."""
+    with scene(tmp_path) as one:
+        go_down(one)
+
+        def refuse(self: ModelHolder, targets: object, deadline: object) -> None:
+            raise errors.CannotTrace(pid=one.pids[0], detail="planted", setting="planted")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ModelHolder, "stop", refuse)
+            with one.session() as session, pytest.raises(errors.StillSuspended):
+                session.driver_used = True
+                resume(session)
+        come_up(one)
 
 
 def test_interrupt_does_not_stop_a_resume(tmp_path: Path) -> None:
