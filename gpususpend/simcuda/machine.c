@@ -57,10 +57,18 @@ static bool exiting;
 static uint32_t devices_here;
 static uint64_t memory_here;
 
+/* What root makes in the folder of a user is that user's: a process of theirs has to open it. */
 static int open_in_folder(const char *name, int flags) {
     char path[600];
+    struct stat folder;
     snprintf(path, sizeof path, "%s/%s", state_folder(), name);
-    return open(path, flags | O_CLOEXEC | O_NOFOLLOW, 0600);
+    int fd = open(path, flags | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (fd >= 0 && (flags & O_CREAT) && geteuid() == 0 && stat(state_folder(), &folder) == 0
+        && fchown(fd, folder.st_uid, folder.st_gid) != 0) {
+        close(fd);
+        fd = -1;
+    }
+    return fd;
 }
 
 static bool byte_lock(int fd, off_t at) {
@@ -293,8 +301,12 @@ static void remove_folder(void) {
         /* Files that a test laid there (inject...) stay, and the folder with them. */
         if (!strcmp(entry->d_name, "machine") || !strncmp(entry->d_name, "nvidia", 6) || !strncmp(entry->d_name, "mem-", 4))
             unlinkat(dirfd(folder), entry->d_name, 0);
+    /* Root would make the next one in its own name, and the user's processes may come back from a checkpoint. */
+    struct stat info;
+    bool own = fstat(dirfd(folder), &info) == 0 && info.st_uid == geteuid();
     closedir(folder);
-    rmdir(state_folder());
+    if (own)
+        rmdir(state_folder());
 }
 
 /* Leave the machine with every descriptor and mapping of it; the last one removes it. */
