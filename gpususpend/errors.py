@@ -265,6 +265,22 @@ class DriverMismatch(Refused):
     template = "pid {pid} runs on the {theirs} driver, the command was told {ours}; {way_out}"
 
 
+class Mig(Refused):
+    """A process runs on an instance of a GPU."""
+
+    code = "mig"
+    template = "pid {pid} ({comm}) runs on a part of a GPU (MIG: {sign}), which the driver cannot checkpoint"
+
+
+class Mps(Refused):
+    """A process shares its GPU through the MPS daemon."""
+
+    code = "mps"
+    template = (
+        "pid {pid} ({comm}) uses its GPU through MPS ({sign}), which the driver cannot checkpoint; start it without MPS"
+    )
+
+
 class NotEnoughMemory(Refused):
     """Host memory or a cgroup limit is too small for the content of the GPUs."""
 

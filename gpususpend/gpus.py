@@ -47,6 +47,7 @@ class GpuUsage:
     used_bytes: int
     total_bytes: int
     by_pid: dict[int, int] = field(default_factory=dict)
+    mps_pids: frozenset[int] = frozenset()  # of these, the clients of the MPS daemon
 
     @property
     def free_bytes(self) -> int:
@@ -118,15 +119,19 @@ class NvmlGpus:
     def _usage(self, handle: Any) -> GpuUsage:
         memory = self._nvml.nvmlDeviceGetMemoryInfo(handle)
         by_pid: dict[int, int] = {}
+        mps_pids: set[int] = set()
+        mps_query = self._nvml.nvmlDeviceGetMPSComputeRunningProcesses
         for query in (
             self._nvml.nvmlDeviceGetComputeRunningProcesses,
             self._nvml.nvmlDeviceGetGraphicsRunningProcesses,
-            self._nvml.nvmlDeviceGetMPSComputeRunningProcesses,
+            mps_query,
         ):
             with contextlib.suppress(self._nvml.NVMLError):
                 for process in query(handle):
                     by_pid[int(process.pid)] = max(by_pid.get(int(process.pid), 0), int(process.usedGpuMemory or 0))
-        return GpuUsage(int(memory.used), int(memory.total), by_pid)
+                    if query == mps_query:
+                        mps_pids.add(int(process.pid))
+        return GpuUsage(int(memory.used), int(memory.total), by_pid, frozenset(mps_pids))
 
 
 class SimulatedGpus:

@@ -27,7 +27,7 @@ SOCKET_FD = 3
 STATE_DIR_FD = 4
 
 SHIM_LIBRARY = "libnvsnap_gpushare.so"
-# What makes the driver load a profiler or tracer into a process; such tools meddle with checkpoints.
+# What makes the driver load a profiler or tracer into a process.
 INJECTION_VARIABLES = ("CUDA_INJECTION64_PATH", "CUDA_INJECTION32_PATH", "NVTX_INJECTION64_PATH")
 DATAGRAM_BYTES = 1 << 18
 
@@ -58,11 +58,6 @@ def helper_environment(environment: Mapping[str, str]) -> dict[str, str]:
     if kept:
         result["LD_PRELOAD"] = ":".join(kept)
     return result
-
-
-def injected_tools(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the variables of `environment` that load a tool into every CUDA process, as NAME=VALUE."""
-    return tuple(f"{name}={environment[name]}" for name in INJECTION_VARIABLES if environment.get(name))
 
 
 class Helper:

@@ -105,8 +105,10 @@ def _check(context: Context, session: Session, found: list[Found], allow_unshimm
     session.group.others = _group(settled).others
     preflight.check_descriptors(session.group, limits)
     preflight.check_driver_version(session.driver.version().driver, context.simulated)
+    plans, usage = preflight.plans_of(session.group, limits), tools.usage(session.driver)
+    preflight.check_modes(session.group, plans, tools.gpus(session.driver), usage, context.warn)
     session.holder.check(session.targets(everybody=True), Deadline(limits.threads_s))
-    preflight.check_memory(session.group, tools, tools.usage(session.driver), limits)
+    preflight.check_memory(session.group, tools, plans, usage)
 
 
 def _group(found: list[Found]) -> Group:

@@ -11,14 +11,15 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from gpususpend import control, descriptors, errors, phases, processes
+from gpususpend import control, descriptors, errors, modes, phases, processes
 from gpususpend.control import ControlClient, Reply, ShimRefused, number
 from gpususpend.deadline import Deadline
 from gpususpend.defaults import OLDEST_DRIVER, Limits
 from gpususpend.descriptors import CannotTake, Copy
 from gpususpend.discover import Found
-from gpususpend.gpus import GpuUsage
+from gpususpend.gpus import Gpu, GpuUsage
 from gpususpend.group import Group, Rank
+from gpususpend.journal import Kind
 from gpususpend.processes import Process
 from gpususpend.tools import Tools
 
@@ -73,6 +74,25 @@ def check_driver_version(version: str, simulated: bool, needed: int = OLDEST_DRI
     match = re.match(r"(\d+)", version)
     if match is None or int(match[1]) < needed:
         raise errors.DriverTooOld(version=version or "of unknown version", feature=feature, needed=needed)
+
+
+def check_modes(
+    group: Group, plans: Mapping[int, Plan], gpus: Sequence[Gpu], usage: Mapping[str, GpuUsage],
+    warn: Callable[[str], None],
+) -> None:
+    """Refuse processes on parts of a GPU and clients of MPS; warn of tools that the driver has loaded into them."""
+    for member in group.members:
+        if member.kind is Kind.PLAIN:
+            continue
+        devices = plans[member.pid].device_bytes if member.pid in plans else {}
+        sign = modes.mig(member.pid, devices, gpus, usage)
+        if sign:
+            raise errors.Mig(pid=member.pid, comm=member.comm, sign=sign)
+        sign = modes.mps(member.pid, member.uid, usage)
+        if sign:
+            raise errors.Mps(pid=member.pid, comm=member.comm, sign=sign)
+        for tool in modes.tools(member.pid):
+            warn(f"pid {member.pid} was started with {tool}: a tool inside the driver can disturb a checkpoint")
 
 
 def check_phases(group: Group, limits: Limits) -> None:
@@ -269,17 +289,21 @@ def check_room(need: Mapping[str, int], usage: Mapping[str, GpuUsage], moved: Ma
             raise errors.NoGpuRoom(uuid=place, free=free, need=count, users=users)
 
 
-def check_memory(group: Group, tools: Tools, usage: Mapping[str, GpuUsage], limits: Limits) -> None:
+def plans_of(group: Group, limits: Limits) -> dict[int, Plan]:
+    """Return what every rank would save, by pid."""
+
+    def ask(rank: Rank) -> Plan:
+        return read_plan(rank.ask("plan", Deadline(limits.request_s)))
+
+    return phases.results("preflight", phases.parallel(group.ranks, ask))
+
+
+def check_memory(group: Group, tools: Tools, plans: Mapping[int, Plan], usage: Mapping[str, GpuUsage]) -> None:
     """Refuse a suspend for which host memory or a cgroup lacks room; going over a cgroup's limit would kill.
 
     The arenas are charged to this command, which fills them; the copy that the driver keeps of its own part, and the
     copy of host-class memory, to each process.
     """
-
-    def ask(rank: Rank) -> Plan:
-        return read_plan(rank.ask("plan", Deadline(limits.request_s)))
-
-    plans = phases.results("preflight", phases.parallel(group.ranks, ask))
     charges = [(os.getpid(), sum(plan.arena_bytes for plan in plans.values()))]
     for pid in group.cuda_pids:
         plan = plans.get(pid, Plan(0, 0))

@@ -161,6 +161,16 @@ def threads_named(pid: int, names: Iterable[str], proc: str = PROC) -> list[int]
     return sorted(found)
 
 
+def environment(pid: int, proc: str = PROC) -> dict[str, str]:
+    """Return the environment that a process was started with; nothing where it may not be read."""
+    try:
+        with open(f"{proc}/{pid}/environ", "rb") as file:
+            entries = file.read().decode(errors="replace").split("\0")
+    except OSError:
+        return {}
+    return dict(entry.split("=", 1) for entry in entries if "=" in entry)
+
+
 def nvidia_nodes(pid: int, proc: str = PROC) -> list[Node]:
     """Return the device nodes that a process has open or mapped; a process that ends has none."""
     found = [*open_nodes(pid, proc), *_mapped_nodes(pid, proc)]

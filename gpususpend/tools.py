@@ -19,7 +19,7 @@ from gpususpend.journal import PendingCall, Record
 
 if TYPE_CHECKING:
     from gpususpend.arena import Arena
-    from gpususpend.gpus import GpuUsage
+    from gpususpend.gpus import Gpu, GpuUsage
 
 
 def state_name(state: int) -> str:
@@ -63,6 +63,12 @@ class Tools:
         from gpususpend import gpus
 
         return gpus.gpus_of(process).usage()
+
+    def gpus(self, process: DriverProcess) -> Sequence[Gpu]:
+        """Return every GPU."""
+        from gpususpend import gpus
+
+        return gpus.gpus_of(process).list()
 
     def pairs(self, path: str, old: Sequence[str], process: DriverProcess) -> list[tuple[str, str]]:
         """Read a GPU map and check it against the GPUs of the suspend and of this machine.  Raises GpuMapMismatch."""

@@ -268,6 +268,27 @@ def test_unshimmed_process_that_may_share(start_worker: Start, tool: Tool) -> No
     refused(answer, "may-share", first.pid, second.pid)
 
 
+def test_a_part_of_a_gpu_and_mps(start_worker: Start, tool: Tool, tmp_path: Path) -> None:
+    """By the environment that the workload was started with, not by the command's; with the sign that shows it."""
+    part = start_worker(0, env={"NVIDIA_VISIBLE_DEVICES": "MIG-12"})
+    refused(tool.suspend(part.pid), "mig", part.pid, "NVIDIA_VISIBLE_DEVICES=MIG-12")
+    os.mkfifo(tmp_path / "control")
+    client = start_worker(0, env={"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)})
+    refused(tool.suspend(client.pid), "mps", client.pid, f"{tmp_path}/control")
+    bare = start_worker(0, shim=False, env={"NVIDIA_VISIBLE_DEVICES": "MIG-12"})
+    for worker in (part, client):
+        worker.kill()
+    refused(tool.suspend(bare.pid, options=("--allow-unshimmed",)), "mig", bare.pid)
+
+
+def test_tool_inside_the_driver(start_worker: Start, tool: Tool) -> None:
+    """A warning: most do no harm."""
+    worker = start_worker(0, env={"CUDA_INJECTION64_PATH": "/opt/tool.so"})
+    answer = tool.suspend(worker.pid).expect(0)
+    assert any(str(worker.pid) in text and "/opt/tool.so" in text for text in answer.json["warnings"]), answer
+    tool.resume(worker.pid).expect(0)
+
+
 def test_half_of_a_sharing_group(start_worker: Start, tool: Tool) -> None:
     """Seen from either side, and both run on."""
     owner, other = start_worker(0), start_worker(1)

@@ -69,7 +69,9 @@ def test_nvml_lists_and_tells_usage() -> None:
     nvml = Nvml()
     assert NvmlGpus(nvml).list() == [Gpu(A, 0, "NVIDIA H200", 100), Gpu(B, 1, "NVIDIA H200", 100, mig=True)]
     usage = NvmlGpus(nvml).usage()
-    assert usage == {A: GpuUsage(30, 100, {7: 25, 5: 0}), B: GpuUsage(31, 100, {7: 25, 5: 0})}
+    assert usage == {
+        A: GpuUsage(30, 100, {7: 25, 5: 0}, frozenset({7})), B: GpuUsage(31, 100, {7: 25, 5: 0}, frozenset({7}))
+    }  # fmt: skip
     assert (usage[A].pids, usage[A].free_bytes) == ((5, 7), 70)
     assert nvml.users == 0
 
