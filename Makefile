@@ -57,6 +57,7 @@ lint: $(PACKAGES)
 	@$(PY) -m shim.lint
 
 native: system $(PACKAGES)
+	@test -e gpususpend/libnvsnap_gpushare.so || echo 'building the shim and the simulated driver' >&2
 	@CC='$(CC_COMMAND)' $(PY) setup.py build_native
 
 lock:
@@ -90,7 +91,7 @@ given-packages:
 	[print("missing in", sys.executable + ": the module", n, file=sys.stderr) for n in missing]; sys.exit(bool(missing))'
 
 .venv/.made: requirements.lock | system
-	@echo 'making .venv from requirements.lock' >&2
+	@echo "making .venv: $$(grep -c '^[a-z].*==' $<) packages are downloaded and installed, half a minute or more" >&2
 	@rm -rf .venv
 	@$(BASE_PYTHON) -m venv .venv
 	@.venv/bin/python -m pip install -qq --disable-pip-version-check --require-hashes --no-deps -r requirements.lock
