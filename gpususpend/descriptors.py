@@ -10,7 +10,8 @@ import ctypes
 import errno
 import fcntl
 import os
-from collections.abc import Iterator
+import stat
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from gpususpend import processes
@@ -37,14 +38,22 @@ class CannotTake(Exception):
         self.node, self.detail = node, detail
 
 
-def copies(process: Process) -> Iterator[Copy]:
-    """Yield a copy of each descriptor of the driver that a process holds, closed when the next one is asked for.
+def files(pid: int) -> set[tuple[int, ...]]:
+    """Return which files the descriptors of the driver lead to that a process holds, however they are called there."""
+    found = {_file(node) for node in _nodes(pid)}
+    return {file for file in found if file is not None}
+
+
+def copies(process: Process, wanted: Collection[tuple[int, ...]]) -> Iterator[Copy]:
+    """Yield a copy of each descriptor that leads to one of these files, closed when the next one is asked for.
 
     A process whose descriptors may not be listed has none to show.  Raises CannotTake.
     """
     pidfd = None
     try:
         for node in _nodes(process.pid):
+            if _file(node) not in wanted:
+                continue
             if pidfd is None:
                 pidfd = os.pidfd_open(process.pid)
             copy = _take(pidfd, node)
@@ -58,6 +67,15 @@ def copies(process: Process) -> Iterator[Copy]:
     finally:
         if pidfd is not None:
             os.close(pidfd)
+
+
+def _file(node: Node) -> tuple[int, ...] | None:
+    """Return what makes two nodes the same: a device's number, since each container has nodes of its own."""
+    try:
+        facts = os.stat(f"{processes.PROC}/{node.pid}/fd/{node.fd}")
+    except OSError:
+        return None
+    return (facts.st_rdev,) if stat.S_ISCHR(facts.st_mode) else (facts.st_dev, facts.st_ino)
 
 
 def _nodes(pid: int) -> list[Node]:

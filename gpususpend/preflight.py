@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpususpend import control, descriptors, errors, modes, phases, processes
@@ -177,11 +177,13 @@ def check_descriptors(group: Group, limits: Limits) -> None:
         return
     heirs = [rank for rank in group.ranks if _has_orphans(rank, limits)]
     everything = processes.all_processes()
+    # A descriptor that a rank made leads to a file that the rank has open itself.
+    wanted = {file for rank in group for file in descriptors.files(rank.pid)}
     ours = {rank.pid for rank in group} | {os.getpid()}
     ours |= {helper.pid for helper in processes.descendants([os.getpid()], everything)}
     for process in everything:
         if process.pid not in ours:
-            _check_copies(process, group, heirs, limits)
+            _check_copies(process, wanted, group, heirs, limits)
 
 
 def _has_orphans(rank: Rank, limits: Limits) -> bool:
@@ -189,9 +191,11 @@ def _has_orphans(rank: Rank, limits: Limits) -> bool:
     return any(row.get("state") == "orphan" for row in rows)
 
 
-def _check_copies(process: Process, group: Group, heirs: Sequence[Rank], limits: Limits) -> None:
+def _check_copies(
+    process: Process, wanted: Collection[tuple[int, ...]], group: Group, heirs: Sequence[Rank], limits: Limits
+) -> None:
     try:
-        for copy in descriptors.copies(process):
+        for copy in descriptors.copies(process, wanted):
             # Only who made a descriptor is shown it, or who shares a user with its holder: it gives access to memory.
             asked = [rank for rank in group if rank.pid == copy.owner_pid]
             asked += [rank for rank in heirs if rank.member.uid == process.uid and rank not in asked]

@@ -11,7 +11,7 @@ from enum import Enum
 from gpususpend import driver, errors
 from gpususpend.deadline import Deadline
 from gpususpend.driver import DriverState
-from gpususpend.journal import Record, Stage
+from gpususpend.journal import PendingCall, Record, Stage
 from gpususpend.resume import resume, told
 from gpususpend.session import Context, Session
 from gpususpend.suspend import freeze_again, quiet_for_arenas
@@ -27,20 +27,34 @@ class Goal(str, Enum):
 
 def settle_calls(context: Context, record: Record) -> Record:
     """Wait for driver calls that an earlier command left behind; raises StateUnknown if one still runs."""
-    if not record.calls:
+    calls = calls_left(context, record)
+    if not calls:
         return record
     deadline = Deadline(context.limits.checkpoint_timeout_s)
-    context.progress.say(f"waiting for {len(record.calls)} driver call(s) that an earlier command left")
-    if not context.tools.await_calls(record.calls, deadline):
-        call = record.calls[0]
+    context.progress.say(f"waiting for {len(calls)} driver call(s) that an earlier command left")
+    if not context.tools.await_calls(calls, deadline):
+        call = calls[0]
         raise errors.StateUnknown(
             cause=errors.DeadlinePassed(step=call.call, pid=call.pid, seconds=deadline.seconds, detail="still running"),
             call=call.call, pid=call.pid, driver_pid=call.driver_pid,
         )  # fmt: skip
     for leftover in driver.leftovers(context.tools.state_dir):
-        if not leftover.alive() and any(leftover.pid == call.driver_pid for call in record.calls):
+        over = all(result.finished for result in leftover.results.values()) or not leftover.alive()
+        if over and any(leftover.pid == call.driver_pid for call in calls):
             driver.forget(context.tools.state_dir, leftover)
     return context.journal.update(record, calls=[])
+
+
+def calls_left(context: Context, record: Record) -> list[PendingCall]:
+    """Return the calls of the record, and those of a command that was killed in one: its driver process tells."""
+    calls = list(record.calls)
+    for leftover in driver.leftovers(context.tools.state_dir):
+        calls += [
+            PendingCall(pid, call, leftover.pid, leftover.start_time)
+            for call, pid in leftover.results
+            if pid in record.pids
+        ]
+    return list(dict.fromkeys(calls))
 
 
 def recover(session: Session, goal: Goal) -> bool:

@@ -191,6 +191,26 @@ def test_recover_to_suspended(pair: Pair, tool: Tool, step: str) -> None:
     pair.check()
 
 
+@pytest.mark.parametrize("call", ["Checkpoint", "Restore"])
+def test_command_killed_in_a_driver_call(
+    pair: Pair, tool: Tool, machine: Setting, background: Callable[..., object], call: str
+) -> None:
+    """The call goes on in its driver process: recover waits for it, and only then looks what state things are in."""
+    if call == "Restore":
+        tool.suspend(*pair.pids).expect(0)
+    machine.inject(f"cuCheckpointProcess{call} 1 delay 6000")
+    command = background("suspend" if call == "Checkpoint" else "resume", *pair.pids)
+    command.wait_for_step(call.lower())  # type: ignore[attr-defined]
+    time.sleep(0.5)
+    command.kill()  # type: ignore[attr-defined]
+    machine.inject("")
+    answer = recover(tool).expect(0)
+    assert "waiting for 1 driver call(s)" in answer.stderr
+    running(tool)
+    assert [path.name for path in Path(tool.state_dir).iterdir()] == ["journal.lock"]
+    pair.check()
+
+
 def test_recover_suspends_nothing_that_runs(pair: Pair, tool: Tool) -> None:
     """Refused with the command that does, whoever is named beside it; without a name there is nothing to do."""
     for words in (pair.pids, ("--tree", str(pair.first.pid))):
