@@ -46,7 +46,7 @@ def untouched(tool: Tool, *workers: Worker) -> None:
     """Check that workers run, hold their content, and that no record was left."""
     for worker in workers:
         worker.check()
-    for group in tool.run("status").expect(0).json["groups"]:
+    for group in tool.run("status", *(worker.pid for worker in workers)).expect(0).json["groups"]:
         assert group["state"] == "running" and group["id"] is None, group
 
 
