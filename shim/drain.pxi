@@ -79,11 +79,11 @@ cdef void drain_pass() noexcept nogil:
 
 cdef bint is_drained() noexcept nogil:
     """Say whether nothing was launched since a pass that ended well; starts another pass if not."""
+    # In the order in which a launch that was let through passes: on its way, then inside, then counted for good. Looked
+    # at the other way round, one could be overlooked, and wait for another rank's once the memory gate is closed.
     if gate_expects_launch():
-        # Looked at first: a launch that was let through and is still on its way counts nowhere else yet, and after
-        # the memory gate has closed it could wait for another rank's launch for ever.
         return False
-    if gs_load(&drain_done) and gs_load(&drain_admitted) == gate_admitted() and gate_in_flight(GS_LAUNCH) == 0:
+    if gate_in_flight(GS_LAUNCH) == 0 and gs_load(&drain_done) and gs_load(&drain_admitted) == gate_admitted():
         return True
     if gs_load(&drain_running) == 0 and gs_load(&drain_error) == 0:
         drain_begin()

@@ -5,9 +5,10 @@
 #       cls: GS_LAUNCH or GS_MEMORY.  how: GS_NO_STREAM, GS_STREAM_PLAIN, GS_STREAM_PTSZ (NULL means the thread's own)
 #   gate_close(cls)              new calls of that class wait from now on; those inside go on (see gate_in_flight)
 #   gate_open_all()              opens both and wakes everybody
-#   gate_admit(n)                lets n more launches through the closed launch gate
+#   gate_admit(thread)           lets the launch of that thread (0: of whoever came first) through the closed launch gate
 #   gate_is_closed(cls)  gate_in_flight(cls)  gate_waiting(cls)  gate_admitted()   admitted: launches since it closed
-#   gate_expects_launch()        an admission is not used yet
+#   gate_expects_launch()        somebody was let through and is not inside yet
+#   gs_waiters, waiter_idle(w)   the launches that wait, each a thread and its stream; whether that has nothing left to do
 #
 # Calls of one thread nest (a hook may call another hook): only the outermost waits and is counted.
 # Who passes a closed gate: threads with gs_self.bypass (ours, and those of the driver while they run a host function:
@@ -24,11 +25,25 @@ cdef extern from "platform.h" nogil:
     ctypedef struct Gates "gs_gates":
         uint32_t closed
         uint32_t turn
-        uint32_t credits
         uint32_t admitted
+        uint32_t arrivals
         uint32_t waiting[2]
         uint32_t threads
     Gates gates
+    enum:
+        GS_WAITERS
+        GS_FREE
+        GS_TAKEN
+        GS_WAITING
+        GS_ADMITTED
+    ctypedef struct Waiter "gs_waiter":
+        uint32_t state
+        uint32_t thread
+        uint32_t arrival
+        uint32_t known
+        void *stream
+        void *context
+    Waiter gs_waiters[]
     bint gs_count_in(int cls)
     void gs_count_out(int cls)
 
@@ -83,22 +98,49 @@ cdef bint gate_enter_open(int cls) noexcept nogil:
     return False
 
 
-cdef bint gate_enter_admitted() noexcept nogil:
-    """Count in if a launch may pass the closed launch gate, using up one admission."""
-    cdef uint32_t credits
+cdef Waiter *waiter_take(CUstream stream, int how) noexcept nogil:
+    """Write down that this thread's launch waits; NULL while too many do."""
+    cdef CUcontext context = NULL
+    cdef Waiter *w
+    cdef int i
+    for i in range(GS_WAITERS):
+        w = &gs_waiters[i]
+        if gs_load(&w.state) == GS_FREE and gs_cas(&w.state, GS_FREE, GS_TAKEN):
+            w.thread = <uint32_t>syscall(SYS_gettid)
+            w.arrival = gs_add(&gates.arrivals, 1)
+            w.stream = <void *>stream
+            w.known = (how == GS_STREAM_PLAIN and stream != GS_STREAM_PER_THREAD
+                       and gs_real.cuCtxGetCurrent(&context) == CUDA_SUCCESS and context != NULL)
+            w.context = <void *>context
+            gs_store(&w.state, GS_WAITING)
+            return w
+    return NULL
+
+
+cdef bint waiter_idle(Waiter *w) noexcept nogil:
+    """Say whether all that a waiting launch would come after is done. Asks the driver; False where that cannot tell."""
+    cdef CUcontext before = NULL
+    cdef CUresult rc
+    if not w.known or captures_known() or gs_real.cuCtxPushCurrent_v2(<CUcontext>w.context) != CUDA_SUCCESS:
+        return False
+    rc = gs_real.cuStreamQuery(<CUstream>w.stream)
+    gs_real.cuCtxPopCurrent_v2(&before)
+    return rc == CUDA_SUCCESS
+
+
+cdef bint gate_enter_admitted(Waiter *w) noexcept nogil:
+    """Count in if this launch was let through the closed launch gate."""
     gs_add(&gs_self.shard.in_flight[GS_LAUNCH], 1)
-    credits = gs_load(&gates.credits)
-    while credits:
-        if gs_cas(&gates.credits, credits, credits - 1):
-            gs_add(&gates.admitted, 1)
-            return True
-        credits = gs_load(&gates.credits)
+    if gs_cas(&w.state, GS_ADMITTED, GS_TAKEN):
+        gs_add(&gates.admitted, 1)
+        return True
     gs_add(&gs_self.shard.in_flight[GS_LAUNCH], <uint32_t>-1)
     return False
 
 
 cdef void gate_wait(int cls, CUstream stream, int how) noexcept nogil:
     """Wait at a closed gate, not counted as inside; return counted in. A thread's first call comes here too."""
+    cdef Waiter *me = NULL
     cdef uint32_t turn
     if gs_self.shard == NULL:
         gate_join()
@@ -112,10 +154,14 @@ cdef void gate_wait(int cls, CUstream stream, int how) noexcept nogil:
         turn = gs_load(&gates.turn)
         if gate_enter_open(cls):
             break
-        if cls == GS_LAUNCH and gate_enter_admitted():
-            break
+        if cls == GS_LAUNCH:
+            me = waiter_take(stream, how) if me == NULL else me
+            if me != NULL and gate_enter_admitted(me):
+                break
         gs_futex_wait(&gates.turn, turn, -1)
     gs_add(&gates.waiting[cls], <uint32_t>-1)
+    if me != NULL:
+        gs_store(&me.state, GS_FREE)
 
 
 cdef void gate_turn() noexcept nogil:
@@ -126,25 +172,43 @@ cdef void gate_turn() noexcept nogil:
 
 cdef void gate_close(int cls) noexcept nogil:
     """Close a gate. Admissions that were not used lapse."""
+    cdef int i
     if cls == GS_LAUNCH and not gate_is_closed(GS_LAUNCH):
         gs_store(&gates.admitted, 0)
     gs_or(&gates.closed, 1 << cls)
-    gs_store(&gates.credits, 0)
+    for i in range(GS_WAITERS):
+        gs_cas(&gs_waiters[i].state, GS_ADMITTED, GS_WAITING)
     gate_turn()
 
 
 cdef void gate_open_all() noexcept nogil:
     """Open both gates."""
-    gs_store(&gates.credits, 0)
     gs_store(&gates.closed, 0)
     gate_turn()
 
 
-cdef void gate_admit(uint32_t count) noexcept nogil:
-    """Let that many launches through the closed launch gate; none once the memory gate is closed too."""
-    if gs_load(&gates.closed) == 1 << GS_LAUNCH:
-        gs_add(&gates.credits, count)
-        gate_turn()
+cdef Waiter *waiter_of(uint32_t thread) noexcept nogil:
+    """Return the launch of a thread that waits, or with 0 the one that waits longest; NULL if there is none."""
+    cdef Waiter *found = NULL
+    cdef Waiter *w
+    cdef int i
+    for i in range(GS_WAITERS):
+        w = &gs_waiters[i]
+        if gs_load(&w.state) != GS_WAITING or (thread != 0 and w.thread != thread):
+            continue
+        if found == NULL or <int32_t>(w.arrival - found.arrival) < 0:
+            found = w
+    return found
+
+
+cdef void gate_admit(uint32_t thread) noexcept nogil:
+    """Let one launch that waits through the closed launch gate; none once the memory gate is closed too."""
+    cdef Waiter *w = waiter_of(thread)
+    if w == NULL or not gs_cas(&w.state, GS_WAITING, GS_ADMITTED):
+        return
+    if gs_load(&gates.closed) != 1 << GS_LAUNCH:
+        gs_cas(&w.state, GS_ADMITTED, GS_WAITING)
+    gate_turn()
 
 
 cdef bint gate_is_closed(int cls) noexcept nogil:
@@ -168,7 +232,11 @@ cdef uint32_t gate_waiting(int cls) noexcept nogil:
 
 cdef bint gate_expects_launch() noexcept nogil:
     """Tell whether an admission is still to be used: somebody was woken for it and is not inside yet."""
-    return gs_load(&gates.credits) != 0
+    cdef int i
+    for i in range(GS_WAITERS):
+        if gs_load(&gs_waiters[i].state) == GS_ADMITTED:
+            return True
+    return False
 
 
 cdef uint32_t gate_admitted() noexcept nogil:
@@ -182,5 +250,7 @@ cdef void gates_forget() noexcept nogil:
     for i in range(GS_SHARDS):
         gs_shards[i].in_flight[GS_LAUNCH] = 0
         gs_shards[i].in_flight[GS_MEMORY] = 0
-    gates.closed = gates.credits = gates.admitted = 0
+    for i in range(GS_WAITERS):
+        gs_waiters[i].state = GS_FREE
+    gates.closed = gates.admitted = 0
     gates.waiting[GS_LAUNCH] = gates.waiting[GS_MEMORY] = 0

@@ -82,13 +82,27 @@ static gs_shard gs_shards[GS_SHARDS];
 typedef struct gs_gates {
     uint32_t closed;     /* bit 1 << cls */
     uint32_t turn;       /* futex: changes with every change of the gates */
-    uint32_t credits;    /* launches that may still pass the closed launch gate */
-    uint32_t admitted;   /* launches that did */
+    uint32_t admitted;   /* launches that were let through the closed launch gate */
+    uint32_t arrivals;   /* launches that have waited at it, ever */
     uint32_t waiting[2];
     uint32_t threads;    /* threads that were given a shard */
 } gs_gates;
 
 static gs_gates gates;
+
+/* A launch that waits at the closed launch gate. Its thread takes and gives back the place; who looks at it while it
+ * is WAITING may find it gone, so the stream is asked about and nothing else is done with it. */
+enum { GS_WAITERS = 64 };
+enum { GS_FREE, GS_TAKEN, GS_WAITING, GS_ADMITTED };
+typedef struct gs_waiter {
+    uint32_t state;
+    uint32_t thread;  /* its id */
+    uint32_t arrival; /* who came first */
+    uint32_t known;   /* the stream means the same to every thread */
+    void *stream, *context;
+} gs_waiter;
+
+static gs_waiter gs_waiters[GS_WAITERS];
 
 /* The path of every hooked call: inlined, and without a call of its own. False: not counted, go to gate_wait. */
 static inline __attribute__((always_inline)) int gs_count_in(int cls) {

@@ -113,7 +113,7 @@ cdef void verb_quick(Request *q, Reply *r) noexcept nogil:
     elif q.verb == V_DRAIN:
         verb_drain(r)
     elif q.verb == V_ADMIT:
-        gate_admit(<uint32_t>wire_number(q.text, b"n", 1))
+        gate_admit(<uint32_t>wire_number(q.text, b"thread", 0))
         out_number(&r.text, b"admitted", gate_admitted())
     elif q.verb == V_ORPHANS:
         verb_orphans(r, wire_number(q.text, b"from", 0))
@@ -378,6 +378,18 @@ cdef void verb_drain(Reply *r) noexcept nogil:
     out_number(&r.text, b"admitted", gate_admitted())
     out_number(&r.text, b"in_flight", gate_in_flight(GS_LAUNCH))
     out_number(&r.text, b"captures", captures_live())
+    drain_rows(r, drained)
+
+
+cdef void drain_rows(Reply *r, bint drained) noexcept nogil:
+    """List the launches that wait; one that was let through is no longer waiting."""
+    cdef Waiter *w
+    cdef int i
+    for i in range(GS_WAITERS):
+        w = &gs_waiters[i]
+        if gs_load(&w.state) == GS_WAITING and reply_row(r, 0):
+            out_number(&r.groups, b"thread", w.thread)
+            out_number(&r.groups, b"idle", 1 if drained or waiter_idle(w) else 0)
 
 
 cdef void verb_elect(Request *q, Reply *r) noexcept nogil:

@@ -16,7 +16,8 @@ WAY_IN = r"""
 #define EXPORT __attribute__((visibility("default")))
 EXPORT void inside_close(int cls) { @gate_close(cls); }
 EXPORT void inside_open(void) { @gate_open_all(); }
-EXPORT void inside_admit(unsigned n) { @gate_admit(n); }
+EXPORT void inside_admit(unsigned n) { while (n--) @gate_admit(0); }
+EXPORT void inside_admit_thread(unsigned id) { @gate_admit(id); }
 EXPORT unsigned inside_in_flight(int cls) { return @gate_in_flight(cls); }
 EXPORT unsigned inside_waiting(int cls) { return @gate_waiting(cls); }
 EXPORT unsigned inside_admitted(void) { return @gate_admitted(); }

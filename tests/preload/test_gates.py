@@ -152,6 +152,41 @@ def test_admission_lets_exactly_that_many_launches_through(check: Callable[[str]
     """)
 
 
+def test_the_launch_of_a_thread_is_let_through(check: Callable[[str], None]) -> None:
+    check("""
+        shim.inside_close(LAUNCH)
+        waiting = start(*[launch] * 3)
+        until(lambda: shim.inside_waiting(LAUNCH) == 3, "three wait")
+        shim.inside_admit_thread(waiting[1].native_id)
+        until(lambda: not waiting[1].is_alive(), "it is let through")
+        time.sleep(0.05)
+        assert calls("cuLaunchKernel") == 1 and waiting[0].is_alive() and waiting[2].is_alive()
+        shim.inside_admit_thread(waiting[1].native_id)
+        time.sleep(0.05)
+        assert shim.inside_admitted() == 1, "its thread has gone"
+        shim.inside_open()
+        join(waiting)
+    """)
+
+
+def test_more_launches_wait_than_there_are_places(check: Callable[[str], None]) -> None:
+    check("""
+        shim.inside_close(LAUNCH)
+        waiting = start(*[launch] * 70)
+        until(lambda: shim.inside_waiting(LAUNCH) == 70, "all wait")
+        shim.inside_admit(64)
+        until(lambda: calls("cuLaunchKernel") == 64, "those with a place are let through")
+        until(lambda: shim.inside_waiting(LAUNCH) == 6, "the others wait")
+        def admit():
+            shim.inside_admit(1)
+            return calls("cuLaunchKernel") == 70
+        until(admit, "they take the places that became free")
+        assert shim.inside_admitted() == 70
+        shim.inside_open()
+        join(waiting)
+    """)
+
+
 def test_admissions_that_nobody_used_lapse(check: Callable[[str], None]) -> None:
     check("""
         shim.inside_close(LAUNCH)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import mmap
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -188,6 +189,35 @@ def lockstep(launch: Launch, mine: int, theirs: int, start: int = 0) -> Iterator
         yield
 
 
+def steps(launch: Launch, mine: int, theirs: list[int], rank: int, seed: int, first: int, turns: int) -> Iterator[None]:
+    """Work in step with other ranks for some turns: kernels of its own, then flags from each rank to every other.
+
+    `theirs` has the address of every rank's flags by rank, the own one included; flag number `rank` of each is ours,
+    and the word behind the flags is for kernels that wait for nobody.  All ranks are given the same `seed`, which
+    says how many kernels a turn has and when its end is waited for; `first` is above all turns before.
+    """
+    same, own = random.Random(seed), random.Random(f"{seed}.{rank}")
+    stream = calls.need(calls.stream_create(), "stream")
+    try:
+        for turn in range(first, first + turns):
+            for _ in range(same.randrange(4)):
+                calls.need(launch("gs_fill", [mine + 4 * len(theirs), 1, turn], stream=stream), "launch")
+            if own.random() < 0.3:
+                time.sleep(own.uniform(0, 0.003))
+            for peer, address in enumerate(theirs):
+                if peer != rank:
+                    calls.need(launch("gs_fill", [address + 4 * rank, 1, turn], stream=stream), "launch")
+            for peer in range(len(theirs)):
+                if peer != rank:
+                    calls.need(launch("gs_wait_flag", [mine + 4 * peer, turn], stream=stream), "launch")
+            if same.random() < 0.4:
+                calls.need(calls.stream_sync(stream), "sync")
+            yield
+    finally:
+        calls.need(calls.stream_sync(stream), "sync")
+        calls.need(calls.stream_destroy(stream), "destroy the stream")
+
+
 def host_memory(launch: Launch, address: int, size: int) -> Iterator[None]:
     """Read and write one word of every page from the CPU, with no call of the driver at all."""
     del launch
@@ -266,6 +296,6 @@ def imports(launch: Launch) -> Iterator[None]:
 
 KINDS: dict[str, Callable[..., Iterator[None]]] = {
     one.__name__: one
-    for one in (imports, launches, graphs, copies, allocations, fed_kernels, lockstep, host_memory, mapper, reserver,
-                host_functions)
+    for one in (imports, launches, graphs, copies, allocations, fed_kernels, lockstep, steps, host_memory, mapper,
+                reserver, host_functions)
 }

@@ -2,7 +2,7 @@
 
 A rank has threads; each runs its program over and over: it launches kernels into a stream of its own and waits for them
 now and then.  A kernel may take some time, meet the kernels of other ranks (a collective), or wait for another rank's
-(a flag).  Once the launch gate has closed, a launch waits until it is let through, first come, first served.
+(a flag).  Once the launch gate has closed, a launch waits until it is let through.
 
 `world(seed)` draws ranks and what each of their threads does: tensor-parallel steps, pipelines, rings of flags, kernels
 that another thread feeds, work of a rank's own.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpususpend.control import Reply
 from gpususpend.deadline import Deadline
@@ -43,7 +43,7 @@ class Kernel:
     free: float = -1.0
 
 
-@dataclass
+@dataclass(eq=False)
 class Thread:
     """A thread of a rank with its program, and the stream it launches into."""
 
@@ -103,7 +103,7 @@ class ModelRank:
         self.index = index
         self.pid = 100 + index
         self.closed = False
-        self.credits = 0
+        self.let_through: list[Thread] = []
         self.admitted = 0
         self.gate: list[Thread] = []
         pick = world.random
@@ -111,27 +111,32 @@ class ModelRank:
             Thread(program, random.Random(pick.random()), pick.choice((0.0, 0.0005, 0.004))) for program in programs
         ]
 
-    def ask(self, verb: str, deadline: Deadline, n: int = 0) -> Reply:
-        """Answer `drain` and `admit`; an answer takes time."""
+    def ask(self, verb: str, deadline: Deadline, thread: int = 0) -> Reply:
+        """Answer `drain` and `admit`; a look at all ranks takes time."""
         del deadline
+        if verb == "admit":
+            self.let_through += [one for one in self.gate if self.threads.index(one) + 1 == thread]
+            return Reply(True, {})
         if self.index == 0:
             self.world.sleep(self.world.look_s)
-        if verb == "admit":
-            self.credits += n
-            return Reply(True, {})
-        drained = self.credits == 0 and not any(thread.queue for thread in self.threads)
-        return Reply(True, {"drained": str(int(drained)), "waiting": str(len(self.gate)),
-                            "admitted": str(self.admitted), "in_flight": "0"})
+        drained = not self.let_through and not any(one.queue for one in self.threads)
+        groups = [
+            {"thread": str(self.threads.index(one) + 1), "idle": str(int(drained or not one.queue))}
+            for one in self.gate if one not in self.let_through
+        ]
+        head = {"drained": drained, "waiting": len(self.gate), "admitted": self.admitted, "in_flight": 0}
+        return Reply(True, {name: str(int(value)) for name, value in head.items()}, groups)
 
     def run(self) -> None:
         """Do what there is to do at this time."""
         for thread in self.threads:
             while thread.queue and self._ends(thread.queue[0]):
                 del thread.queue[0]
-        while self.credits and self.gate:
-            self.credits -= 1
+        for thread in self.let_through:
+            self.gate.remove(thread)
             self.admitted += 1
-            self._launch(self.gate.pop(0))
+            self._launch(thread)
+        self.let_through = []
         for thread in self.threads:
             self._go_on(thread)
 
@@ -208,6 +213,22 @@ def ring(name: str) -> Callable[[int, int, random.Random], Program]:
     return program
 
 
+def deep(name: str) -> Callable[[int, int, random.Random], Program]:
+    """Return programs of flags from everybody to everybody that are rarely waited for: ranks get far apart."""
+
+    def program(rank: int, ranks: int, pick: random.Random) -> Program:
+        others = [other for other in range(ranks) if other != rank]
+        steps: Program = []
+        for step in range(6):
+            steps += [Launch(0.00005)] * pick.randrange(4)
+            steps += [Launch(0.00005, signals=f"{name}{step}.{rank}.{other}") for other in others]
+            steps += [Launch(0.00005, awaits=f"{name}{step}.{other}.{rank}") for other in others]
+            steps[-1] = replace(steps[-1], sync=pick.random() < 0.4)
+        return steps
+
+    return program
+
+
 def fed(rank: int, ranks: int, pick: random.Random) -> Program:
     """Return a kernel that ends some time later, as another thread's copy lets it; mostly soon, at times very late."""
     del rank, ranks
@@ -220,8 +241,8 @@ def alone(rank: int, ranks: int, pick: random.Random) -> Program:
     return [Launch(0.0005)] * pick.randrange(1, 4) + [Launch(0.001, sync=True)]
 
 
-KINDS = {"tensor": tensor, "pipeline": pipeline, "ring": ring("first"), "other ring": ring("second"), "fed": fed,
-         "alone": alone}
+KINDS = {"tensor": tensor, "pipeline": pipeline, "ring": ring("first"), "other ring": ring("second"),
+         "deep": deep("third"), "other deep": deep("fourth"), "fed": fed, "alone": alone}
 
 
 def world(seed: int) -> World:

@@ -15,15 +15,13 @@ from gpususpend.quiesce import Cut, Drain
 from tests.unit import ranks_model
 
 
-def drain(drained: bool, waiting: int = 0) -> Drain:
-    """Return a state of a drain."""
-    return Drain(drained, waiting, 0, 0)
-
-
-def test_only_drained_ranks_with_a_launch_waiting_help() -> None:
-    """A launch of a rank that cannot drain only adds to what has to end."""
-    drains = [drain(True, 1), drain(False, 5), drain(True, 2), drain(True)]
-    assert quiesce.helpers(drains) == [0, 2] and quiesce.busy(drains) == {1}
+def test_launches_behind_which_nothing_is_left_help() -> None:
+    """A launch that comes after a kernel which cannot end only adds to what has to."""
+    threads: list[tuple[tuple[int, bool], ...]] = [((7, True),), ((8, False), (9, True)), ()]
+    drains = [Drain(index != 1, len(waiting), 0, 0, 0, waiting) for index, waiting in enumerate(threads)]
+    assert quiesce.helpers(drains) == {(0, 7), (1, 9)}
+    assert quiesce.busy(drains) == {(1, 0), (1, 8)}
+    assert quiesce.waiting(drains) == {(0, 7), (1, 8), (1, 9)}
 
 
 @dataclass
@@ -51,15 +49,17 @@ class ModelRank:
         """Return a pid."""
         return 100 + self.index
 
-    def ask(self, verb: str, deadline: Deadline, n: int = 0) -> Reply:
+    def ask(self, verb: str, deadline: Deadline, thread: int = 0) -> Reply:
         """Answer `drain` and `admit`."""
         launched = self.model.launched
         if verb == "admit":
-            self.model.admits += n
-            launched[self.index] += n
-            return Reply(True, {"admitted": str(n)})
-        drained = launched[self.index] <= min(launched)
-        return Reply(True, {"drained": str(int(drained)), "waiting": "1", "admitted": "0", "in_flight": "0"})
+            assert thread == 1
+            self.model.admits += 1
+            launched[self.index] += 1
+            return Reply(True, {"admitted": "1"})
+        drained = str(int(launched[self.index] <= min(launched)))
+        head = {"drained": drained, "waiting": "1", "admitted": "0", "in_flight": "0"}
+        return Reply(True, head, [{"thread": "1", "idle": drained}])
 
 
 def test_ranks_that_are_behind_catch_up() -> None:
@@ -103,7 +103,7 @@ def test_work_that_never_ends_meets_the_deadline() -> None:
     """The rank is named, with what it was doing."""
 
     class Stuck(ModelRank):
-        def ask(self, verb: str, deadline: Deadline, n: int = 0) -> Reply:
+        def ask(self, verb: str, deadline: Deadline, thread: int = 0) -> Reply:
             return Reply(True, {"drained": "0", "waiting": "0", "admitted": "0", "in_flight": "2"})
 
     with pytest.raises(errors.DeadlinePassed) as caught:
