@@ -8,7 +8,7 @@
 #   gate_admit(thread)           lets the launch of that thread (0: of whoever came first) through the closed launch gate
 #   gate_is_closed(cls)  gate_in_flight(cls)  gate_waiting(cls)  gate_admitted()   admitted: launches since it closed
 #   gate_expects_launch()        somebody was let through and is not inside yet
-#   gs_waiters, waiter_idle(w)   the launches that wait, each a thread and its stream; whether that has nothing left to do
+#   gs_waiters, waiter_idle(w)   launches that wait, each a thread and its stream; whether that has nothing left to do
 #
 # Calls of one thread nest (a hook may call another hook): only the outermost waits and is counted.
 # Who passes a closed gate: threads with gs_self.bypass (ours, and those of the driver while they run a host function:
