@@ -1,4 +1,4 @@
-"""FR-48: what the shim opens in a process is close-on-exec at every phase, and programs that it starts get none of it."""
+"""FR-48: what the shim opens in a process is close-on-exec at every phase; programs that it starts get none of it."""
 
 from __future__ import annotations
 
