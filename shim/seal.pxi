@@ -7,6 +7,8 @@
 
 cdef enum:
     MAX_SEALED = 65536
+    NOT_SHARED_YET = -1
+    NOT_SHARED_ANY_MORE = -2
     SEAL_TIMEOUT_MS = 30000
     PROBE_TIMEOUT_MS = 5000
     LOCK_TRIES = 100
@@ -172,7 +174,10 @@ cdef bint seal_fds(bint stale_only, Failure *f) noexcept nogil:
 
 
 cdef bint unseal_fd(SealedFd *s, uint64_t deadline, Failure *f) noexcept nogil:
-    """Put a fresh export where the placeholder still is, and leave it where memory that is not used here is gone."""
+    """Put a fresh export where the placeholder still is, and leave it where memory that is not used here is gone.
+
+    Where only the owner is gone (it died before all was sealed) the export that was there serves.
+    """
     global fds_lost
     cdef Fetched got
     cdef CUresult rc
@@ -180,6 +185,9 @@ cdef bint unseal_fd(SealedFd *s, uint64_t deadline, Failure *f) noexcept nogil:
     if not same_file(placeholder - 1, s.number):
         return True
     rc = fetch_export(owner_pid(o), o.key_nonce, o.key_id, FOR_REMAP if is_owned(o) else FOR_FD, &got, deadline)
+    if rc == CUDA_ERROR_NOT_FOUND:
+        got.fd = fdref_current(o)
+        rc = 0 if got.fd >= 0 else rc
     if rc == CUDA_ERROR_NOT_FOUND and o.cls == CLASS_UNUSED:
         fds_lost += 1
         return True
@@ -305,16 +313,19 @@ cdef bint host_fetch(Object *o, uint64_t deadline, Failure *f) noexcept nogil:
     cdef char[REPLY_BYTES] reply
     cdef char[128] request
     cdef Out text
-    cdef int fd = -1
+    cdef int fd
     out_begin(&text, request, sizeof(request))
     out_text(&text, b"1 share")
     out_key(&text, b"key", o.key_nonce, o.key_id)
     while o.memfd < 0:
+        fd = NOT_SHARED_YET
         if o.exporter == getpid():
             fd = share_by_key(o.key_nonce, o.key_id)
         elif not peer_call(o.exporter, request, -1, reply, REPLY_BYTES, &fd, deadline):
-            fd = -1
+            fd = NOT_SHARED_ANY_MORE if peer_is_gone(o.exporter) else NOT_SHARED_YET
         elif not reply_ok(reply) and not wire_is(reply, b"code", b"not-ready"):
+            fd = NOT_SHARED_ANY_MORE
+        if fd == NOT_SHARED_ANY_MORE:
             f.object = o.id
             return fail(f, b"gone", b"share", b"the owner of this memory no longer has it")
         if fd >= 0:
@@ -326,11 +337,11 @@ cdef bint host_fetch(Object *o, uint64_t deadline, Failure *f) noexcept nogil:
 
 
 cdef int share_by_key(uint64_t nonce, uint64_t id) noexcept nogil:
-    """Return a duplicate of the placeholder of memory that is owned here; -1 not yet, -2 gone."""
+    """Return a duplicate of the placeholder of memory that is owned here, or NOT_SHARED_..."""
     cdef Object *o = object_pin_key(nonce, id)
-    cdef int fd = -1
+    cdef int fd = NOT_SHARED_YET
     if o == NULL:
-        return -2
+        return NOT_SHARED_ANY_MORE
     if o.shared:
         fd = fcntl(o.memfd, F_DUPFD_CLOEXEC, 3)
     object_unpin(o)

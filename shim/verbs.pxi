@@ -492,4 +492,4 @@ cdef void verb_share(uint64_t nonce, uint64_t id, Reply *r) noexcept nogil:
     if fd >= 0:
         r.fd = fd
     else:
-        reply_error(r, b"gone" if fd == -2 else b"not-ready")
+        reply_error(r, b"gone" if fd == NOT_SHARED_ANY_MORE else b"not-ready")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from tests.programs.client import Worker
-from tests.sim.shim_control import GRANULE, Group, ask
+from tests.sim.shim_control import GRANULE, Group, Refused, ask, rows
 
 Start = Callable[..., Worker]
 
@@ -31,6 +33,33 @@ def test_host_memory_of_two_processes(start_worker: Start) -> None:
             assert other.host_read(seen["address"], 1) == [5]
             owner.host_fill(block["address"], GRANULE, 1)
             assert (owner.snapshot(), other.snapshot()) == before
+
+
+def test_host_memory_whose_owner_dies_before_the_seal(start_worker: Start) -> None:
+    """The seal says so at once, not at its deadline; nothing was dropped yet, so a rollback brings all of it back."""
+    owner, other = start_worker(), start_worker(1)
+    block = owner.block(GRANULE, kind="host_numa")
+    owner.host_fill(block["address"], GRANULE, 1)
+    seen = other.import_block(owner.hand(owner.mem_export(block["handle"]), other), GRANULE, kind="host_numa")
+    content = other.host_read(seen["address"], 1000)
+    with Group([owner, other]) as group:
+        group.quiesce()
+        group.release()
+    owner.kill()
+    with Group([other]) as rest:
+        with pytest.raises(Refused) as refusal:
+            rest.all("seal", timeout_ms=40_000)
+        assert refusal.value.code == "gone" and refusal.value.fields["step"] == "share"
+        rest.resume()
+        assert other.host_read(seen["address"], 1000) == other.read(seen["address"], 1000) == content
+        rest.quiesce()
+        (row,) = rows(other.pid, "orphans")
+        ask(other.pid, "adopt", key=row["key"])
+        rest.arenas()
+        rest.release()
+        rest.seal()
+        rest.resume()
+    assert other.host_read(seen["address"], 1000) == other.read(seen["address"], 1000) == content
 
 
 def test_pages_leaves_host_memory(start_worker: Start) -> None:

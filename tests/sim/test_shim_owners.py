@@ -113,6 +113,9 @@ def test_descriptor_passed_on(start_worker: Start) -> None:
     with Group([owner, second, third]) as group:
         group.cycle()
     third.check()
+    again = third.import_block(second.hand(number, third), GRANULE)
+    assert [(row["state"], int(row["pid"])) for row in rows(third.pid, "imports")] == 2 * [("resolved", owner.pid)]
+    third.drop_block(again)
     owner.write(block["address"], [3])
     assert third.read(last["address"]) == second.read(middle["address"]) == [3]
 
