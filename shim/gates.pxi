@@ -5,7 +5,7 @@
 #       cls: GS_LAUNCH or GS_MEMORY.  how: GS_NO_STREAM, GS_STREAM_PLAIN, GS_STREAM_PTSZ (NULL means the thread's own)
 #   gate_close(cls)              new calls of that class wait from now on; those inside go on (see gate_in_flight)
 #   gate_open_all()              opens both and wakes everybody
-#   gate_admit(thread)           lets the launch of that thread (0: of whoever came first) through the closed launch gate
+#   gate_admit(thread)           lets the launch of that thread (0: of the first one) through the closed launch gate
 #   gate_is_closed(cls)  gate_in_flight(cls)  gate_waiting(cls)  gate_admitted()   admitted: launches since it closed
 #   gate_expects_launch()        somebody was let through and is not inside yet
 #   gs_waiters, waiter_idle(w)   launches that wait, each a thread and its stream; whether that has nothing left to do
