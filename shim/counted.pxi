@@ -248,7 +248,7 @@ cdef public CUresult cuMemPoolDestroy(CUmemoryPool pool) noexcept nogil:
 
 
 cdef void count_dmabuf(uint64_t va, size_t size) noexcept nogil:
-    """Count memory that a device beside the GPUs may have mapped: until it is freed, since nobody says when that ends."""
+    """Count memory that a device beside the GPUs may have mapped: until it is freed, as nobody says when that ends."""
     cdef uint32_t position
     cdef Mapping *m
     cdef bint ours = False
