@@ -447,16 +447,3 @@ cdef void allocations_of_context_free(CUcontext ctx) noexcept nogil:
             return
         if allocation_free(a) != 0:
             gs_log(b"memory of a destroyed context cannot be freed")
-
-
-cdef public CUresult cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int flags) noexcept nogil:
-    """Allocate managed memory, which is counted and not carried."""
-    cdef CUresult rc
-    if gs_real.cuMemAllocManaged == NULL and not gs_find(<void *>&gs_real.cuMemAllocManaged):
-        return gs_absent()
-    gs_enter(GS_MEMORY, NULL, GS_NO_STREAM)
-    rc = gs_real.cuMemAllocManaged(dptr, bytesize, flags)
-    if rc == 0:
-        uncarried_add(KIND_MANAGED, dptr[0])
-    gs_leave(GS_MEMORY)
-    return rc

@@ -159,6 +159,7 @@ cdef void context_gone(CUcontext ctx) noexcept nogil:
     peers_forget(ctx)
     allocations_of_context_free(ctx)
     registrations_forget(ctx)
+    managed_recheck()
 
 
 cdef CUcontext primary_context(int device) noexcept nogil:

@@ -6,7 +6,8 @@
 #   wire         the text of the protocol, calling a peer
 #   captures     graphs that are being recorded
 #   contexts     contexts and devices
-#   handles, exports, imports, allocations, peers, ipc, hostmem, attributes, hiding, counted    the hooks
+#   handles, exports, imports, allocations, peers, ipc, hostmem, attributes, hiding, managed, counted
+#                the hooks
 #   staging      copies to and from the arena
 #   phases, seal, received, drain      what a suspend and a resume do
 #   control, verbs           the socket and its verbs
@@ -30,6 +31,7 @@ include "ipc.pxi"
 include "hostmem.pxi"
 include "attributes.pxi"
 include "hiding.pxi"
+include "managed.pxi"
 include "counted.pxi"
 include "staging.pxi"
 include "phases.pxi"

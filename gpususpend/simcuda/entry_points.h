@@ -132,6 +132,7 @@
     PLAIN(cuLibraryGetGlobal, 12000, cuLibraryGetGlobal) \
     PLAIN(cuLibraryGetKernel, 12000, cuLibraryGetKernel) \
     PLAIN(cuLibraryGetKernelCount, 12040, cuLibraryGetKernelCount) \
+    PLAIN(cuLibraryGetManaged, 12000, cuLibraryGetManaged) \
     PLAIN(cuLibraryGetModule, 12000, cuLibraryGetModule) \
     PLAIN(cuLibraryLoadData, 12000, cuLibraryLoadData) \
     PLAIN(cuLibraryLoadFromFile, 12000, cuLibraryLoadFromFile) \

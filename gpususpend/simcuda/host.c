@@ -138,16 +138,19 @@ API(CALL_CONTEXT, cuMemHostGetFlags, (unsigned *out, void *memory), (out, memory
 }
 
 /* Managed memory: host memory here. While any exists the process cannot be checkpointed (measured: 801). */
-API(CALL_CONTEXT | CALL_UNSAFE, cuMemAllocManaged, (CUdeviceptr * out, size_t size, unsigned flags), (out, size, flags)) {
+CUresult managed_alloc(CUdeviceptr *out, size_t size, unsigned flags) {
     void *memory;
-    if (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST)
-        return CUDA_ERROR_INVALID_VALUE;
-    CUresult result = out ? allocate(&memory, size, MAP_MANAGED, flags) : CUDA_ERROR_INVALID_VALUE;
+    CUresult result = allocate(&memory, size, MAP_MANAGED, flags);
     if (result == CUDA_SUCCESS) {
         *out = (CUdeviceptr)(uintptr_t)memory;
         atomic_fetch_add(&managed_count, 1);
     }
     return result;
+}
+API(CALL_CONTEXT | CALL_UNSAFE, cuMemAllocManaged, (CUdeviceptr * out, size_t size, unsigned flags), (out, size, flags)) {
+    if (!out || (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST))
+        return CUDA_ERROR_INVALID_VALUE;
+    return managed_alloc(out, size, flags);
 }
 
 /* Called by the free of alloc.c. */

@@ -11,11 +11,22 @@
 
 #include "simcuda.h"
 
+enum { MAX_VARIABLES = 8 };
+
+/* A managed variable: the only kind that is known, since it is memory that a checkpoint refuses. */
+struct variable {
+    char name[64];
+    size_t size;
+    CUdeviceptr va; /* 0 before the first question */
+};
+
 struct CUmod_st {
     uint32_t magic;
     struct CUmod_st *next_free;
     CUfunction *functions;
     unsigned count;
+    struct variable variables[MAX_VARIABLES];
+    unsigned variable_count;
 };
 static struct pool modules = POOL(struct CUmod_st, 0x4d4f4455);
 static struct pool functions = POOL(struct CUfunc_st, 0x46554e43);
@@ -83,6 +94,20 @@ static CUfunction read_entry(CUmodule module, const char *at) {
     return function;
 }
 
+/* Read ".attribute(.managed) .align 4 .b32 name;" or "... .b8 name[16];", from behind the attribute. */
+static void read_variable(struct variable *v, const char *at) {
+    char text[200], *last;
+    snprintf(text, sizeof text, "%.*s", (int)strcspn(at, ";"), at);
+    char *array = strchr(text, '[');
+    size_t count = array ? strtoul(array + 1, NULL, 10) : 1;
+    if (array)
+        *array = 0;
+    for (char *type = text; !v->size && (type = strchr(type, '.')); type++)
+        v->size = param_size(type) * count;
+    for (char *word = strtok_r(text, " \t\r\n", &last); word; word = strtok_r(NULL, " \t\r\n", &last))
+        snprintf(v->name, sizeof v->name, "%s", word);
+}
+
 static char *without_comments(const char *image) {
     char *text = strdup(image);
     for (char *at = text; at && (at = strstr(at, "//"));)
@@ -111,6 +136,12 @@ static CUresult load(CUmodule *out, const char *image) {
     module->functions = calloc(room + 1, sizeof(CUfunction));
     for (char *at = text; (at = strstr(at, ".entry")); at += 6)
         module->functions[module->count++] = read_entry(module, at + 6);
+    module->variable_count = 0;
+    for (char *at = text; (at = strstr(at, ".attribute(.managed)")) && module->variable_count < MAX_VARIABLES;) {
+        struct variable *v = &module->variables[module->variable_count++];
+        memset(v, 0, sizeof *v);
+        read_variable(v, at += strlen(".attribute(.managed)"));
+    }
     free(text);
     *out = module;
     return CUDA_SUCCESS;
@@ -134,9 +165,32 @@ static CUresult unload(CUmodule module) {
         return CUDA_ERROR_INVALID_HANDLE;
     for (unsigned i = 0; i < module->count; i++)
         pool_delete(&functions, module->functions[i]);
+    for (unsigned i = 0; i < module->variable_count; i++)
+        if (module->variables[i].va)
+            alloc_free(module->variables[i].va, MAP_MANAGED);
     free(module->functions);
     pool_delete(&modules, module);
     return CUDA_SUCCESS;
+}
+
+/* Variables are made when they are first asked for: code is loaded lazily. */
+static CUresult find_variable(CUdeviceptr *out, size_t *size, CUmodule module, const char *name) {
+    if (!name)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (!pool_holds(&modules, module))
+        return CUDA_ERROR_INVALID_HANDLE;
+    for (unsigned i = 0; i < module->variable_count; i++) {
+        struct variable *v = &module->variables[i];
+        if (strcmp(v->name, name))
+            continue;
+        CUresult result = v->va ? CUDA_SUCCESS : managed_alloc(&v->va, v->size, CU_MEM_ATTACH_GLOBAL);
+        if (out)
+            *out = v->va;
+        if (size)
+            *size = v->size;
+        return result;
+    }
+    return CUDA_ERROR_NOT_FOUND;
 }
 
 static CUresult find(CUfunction *out, CUmodule module, const char *name) {
@@ -173,10 +227,7 @@ API(CALL_CONTEXT, cuModuleGetFunctionCount, (unsigned *out, CUmodule module), (o
     return CUDA_SUCCESS;
 }
 API(CALL_CONTEXT, cuModuleGetGlobal_v2, (CUdeviceptr * out, size_t *size, CUmodule module, const char *name), (out, size, module, name)) {
-    (void)out, (void)size;
-    if (!name)
-        return CUDA_ERROR_INVALID_VALUE;
-    return pool_holds(&modules, module) ? CUDA_ERROR_NOT_FOUND : CUDA_ERROR_INVALID_HANDLE;
+    return find_variable(out, size, module, name);
 }
 API(CALL_INIT, cuModuleGetLoadingMode, (CUmoduleLoadingMode * out), (out)) {
     if (!out)
@@ -218,10 +269,10 @@ API(CALL_CONTEXT, cuLibraryGetModule, (CUmodule * out, CUlibrary library), (out,
     return CUDA_SUCCESS;
 }
 API(CALL_CONTEXT, cuLibraryGetGlobal, (CUdeviceptr * out, size_t *size, CUlibrary library, const char *name), (out, size, library, name)) {
-    (void)out, (void)size;
-    if (!name)
-        return CUDA_ERROR_INVALID_VALUE;
-    return pool_holds(&modules, library) ? CUDA_ERROR_NOT_FOUND : CUDA_ERROR_INVALID_HANDLE;
+    return find_variable(out, size, (CUmodule)library, name);
+}
+API(CALL_CONTEXT, cuLibraryGetManaged, (CUdeviceptr * out, size_t *size, CUlibrary library, const char *name), (out, size, library, name)) {
+    return find_variable(out, size, (CUmodule)library, name);
 }
 API(CALL_CONTEXT, cuKernelGetFunction, (CUfunction * out, CUkernel kernel), (out, kernel)) {
     if (!out || !function_of(kernel))

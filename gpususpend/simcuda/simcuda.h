@@ -215,6 +215,7 @@ void host_mapping_clear(const struct mapping *mapping);
 CUresult alloc_device(CUcontext context, size_t size, enum mapping_kind kind, CUmemoryPool pool, CUdeviceptr *out);
 CUresult alloc_free(CUdeviceptr va, enum mapping_kind kind);
 void alloc_free_context(CUcontext context);
+CUresult managed_alloc(CUdeviceptr *out, size_t size, unsigned flags);
 
 /* ---- queue.c ---- */
 struct work;

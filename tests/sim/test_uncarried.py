@@ -53,6 +53,24 @@ def dma_buf(worker: Worker, bare: Worker) -> int:
     return int(memory)
 
 
+def managed_variable(worker: Worker, bare: Worker) -> int:
+    """Load a module with a __managed__ variable and ask for it, as libcudart does."""
+    del bare
+    module = worker.module_load_managed()
+    assert worker.pointer_attribute("IS_MANAGED", worker.module_global(module, "counter")[0]) == 1
+    return int(module)
+
+
+def managed_in_own_context(worker: Worker, bare: Worker) -> int:
+    """Allocate managed memory in a context made for it."""
+    del bare
+    before = worker.ctx_current()
+    own = worker.ctx_create(0)
+    worker.alloc_managed(MIB)
+    worker.ctx_set(before)
+    return int(own)
+
+
 def foreign(worker: Worker, bare: Worker) -> dict[str, int]:
     """Import memory of a process without the shim, which then closes everything but the memory itself."""
     number = bare.mem_export(bare.block(2 * MIB)["handle"])
@@ -100,8 +118,21 @@ def test_every_kind_with_a_way_out_is_here() -> None:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_uncarried_kind_is_refused(start_worker: Start, tool: Tool, name: str) -> None:
+    refused_while_it_lives(start_worker, tool, name, KINDS[name])
+
+
+def test_managed_variable_is_refused(start_worker: Start, tool: Tool) -> None:
+    variable = Kind(managed_variable, lambda one, made: one.module_unload(made))
+    refused_while_it_lives(start_worker, tool, "managed", variable)
+
+
+def test_managed_memory_that_went_with_its_context(start_worker: Start, tool: Tool) -> None:
+    own = Kind(managed_in_own_context, lambda one, made: one.ctx_destroy(made))
+    refused_while_it_lives(start_worker, tool, "managed", own)
+
+
+def refused_while_it_lives(start_worker: Start, tool: Tool, name: str, kind: Kind) -> None:
     """With kind, object, pid and the way out, before anything changed; without the object the suspend works."""
-    kind = KINDS[name]
     pair = Pair(start_worker(0, env=kind.env), start_worker(1))
     block = pair.first.alloc(3 * MIB)
     pair.first.fill(block, 3 * MIB, 3)

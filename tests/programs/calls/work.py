@@ -187,6 +187,22 @@ def module_load() -> Result:
     return ask("cuModuleLoadData", PTX.read_bytes() + b"\0")
 
 
+MANAGED_VARIABLE = b".visible .global .attribute(.managed) .align 4 .b32 counter;"
+
+
+@command
+def module_load_managed() -> Result:
+    """Load a module that has a managed variable `counter`."""
+    head = b".version 6.0\n.target sm_52\n.address_size 64\n"
+    return ask("cuModuleLoadData", head + MANAGED_VARIABLE + b"\n\0")
+
+
+@command
+def module_global(module: int, name: str) -> Result:
+    """Return address and size of a variable of a module."""
+    return ask("cuModuleGetGlobal", module, name.encode())
+
+
 @command
 def module_unload(module: int) -> Result:
     """Unload a module."""
