@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from gpususpend.defaults import LIMITS
 
@@ -28,8 +28,35 @@ def rate(count: int, seconds: float) -> str:
     return f"{count / seconds / 1e9:.2f} GB/s" if count and seconds > 0 else ""
 
 
+class _Forgiving:
+    """A stream that takes everything: a terminal may go away at any moment, and nothing must stop for that."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write, or lose it."""
+        with suppress(OSError, ValueError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush, or do not."""
+        with suppress(OSError, ValueError):
+            self._stream.flush()
+
+    def isatty(self) -> bool:
+        """Tell whether it is a terminal still."""
+        with suppress(OSError, ValueError):
+            return self._stream.isatty()
+        return False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 class Progress:
-    """Tells how far a phase is.  A stream that cannot be written is given up, not an error."""
+    """Tells how far a phase is.  A stream that cannot be written is no error."""
 
     def __init__(
         self,
@@ -38,7 +65,7 @@ class Progress:
         clock: Callable[[], float] = time.monotonic,
         interval_s: float = LIMITS.progress_s,
     ) -> None:
-        self._stream = sys.stderr if stream is None else stream
+        self._stream = cast(TextIO, _Forgiving(sys.stderr if stream is None else stream))
         self._quiet = quiet
         self._clock = clock
         self._interval_s = interval_s
@@ -92,6 +119,5 @@ class Progress:
     def say(self, text: str) -> None:
         """Write one line."""
         if not self._quiet:
-            with suppress(OSError, ValueError):
-                self._stream.write(f"{text}\n")
-                self._stream.flush()
+            self._stream.write(f"{text}\n")
+            self._stream.flush()

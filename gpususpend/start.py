@@ -5,6 +5,7 @@ Owns the signal handlers until `interrupt.Interrupts` takes over.  Loads nothing
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from types import FrameType
@@ -27,11 +28,22 @@ def raise_early(number: int, frame: FrameType | None) -> None:
     raise EarlySignal(signal.Signals(number))
 
 
+def open_streams() -> None:
+    """Give the command the standard streams that it was started without, leading nowhere.
+
+    Else the next file to be opened would be taken for one of them.
+    """
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "r" if name == "stdin" else "w"))
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit; a signal that is ignored (nohup) stays ignored."""
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, raise_early)
+    open_streams()
     words = sys.argv[1:] if arguments is None else arguments
     try:
         from gpususpend import cli

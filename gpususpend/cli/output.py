@@ -6,8 +6,10 @@ Owns the two streams.  Must not know the commands.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator, Sequence
+from typing import TextIO
 
 from gpususpend import errors
 from gpususpend.defaults import COMMAND
@@ -39,23 +41,23 @@ def finish_error(words: Sequence[str], error: errors.GpushareError) -> int:
 
 
 def _finish(report: Report, as_json: bool) -> int:
-    if as_json:
-        print(report.json())
-    else:
-        text = report.text()
-        if report.already and report.error is None:
-            text = "\n".join(part for part in ["nothing to do", text] if part)
-        if text:
-            print(text)
-    for warning in report.warnings:
-        _say(f"warning: {warning}")
-    if report.error is not None:
-        _say(f"{report.error}")
-    with contextlib.suppress(OSError):
-        sys.stdout.flush()
+    text = report.json() if as_json else report.text()
+    if not as_json and report.already and report.error is None:
+        text = "\n".join(part for part in ["nothing to do", text] if part)
+    if text:
+        _write(sys.stdout, text)
+    told = [f"warning: {warning}" for warning in report.warnings]
+    for line in [*told, *([str(report.error)] if report.error is not None else [])]:
+        _write(sys.stderr, f"{COMMAND}: {line}")
     return report.exit_code
 
 
-def _say(text: str) -> None:
-    with contextlib.suppress(OSError):
-        print(f"{COMMAND}: {text}", file=sys.stderr)
+def _write(stream: TextIO, text: str) -> None:
+    """Write a line; where nobody can take it (a full disk, a reader that has gone) the exit status says what counts."""
+    try:
+        print(text, file=stream, flush=True)
+    except OSError:
+        # What is left in the buffer must not be tried again at the end, which would change the exit status.
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
