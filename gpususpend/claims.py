@@ -10,7 +10,7 @@ import datetime
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from gpususpend import control, discover, errors, processes
+from gpususpend import control, discover, errors, holder, processes
 from gpususpend.deadline import Deadline
 from gpususpend.discover import Found, Targets
 from gpususpend.group import Group, Rank, group_of, still_there, still_there_without_shim
@@ -116,6 +116,8 @@ def unrecorded(context: Context, targets: Targets) -> list[Found]:
         return []
     known = {member.pid for record in context.journal.records() for member in record.members}
     wanted = None if targets.everything else named_pids(targets)
+    # The record may be lost or damaged where the holder's own is not.
+    kept = {pid for record in holder.records(context.tools.state_dir) if record.alive() for pid in record.targets}
     found = []
     for inner_pid in control.listeners():
         if inner_pid in known or (wanted is not None and inner_pid not in wanted):
@@ -135,9 +137,9 @@ def unrecorded(context: Context, targets: Targets) -> list[Found]:
             continue
         if status.text("phase") == "running":
             continue
-        if status.text("lease") == "held":
+        if status.text("lease") == "held" and one.pid not in kept:
             if wanted is not None:
-                raise errors.HeldElsewhere(pid=one.pid)
+                raise errors.HeldElsewhere(pid=one.pid, holder=processes.tracer(one.pid) or "(unknown)")
             continue
         found.append(one)
     return found

@@ -243,7 +243,10 @@ class DriverServer:
             self._supervisor.send({"abandoned": list(found)})
 
     def _write(self) -> None:
-        content = {**self._identity, "boot_id": boot_id(), "calls": list(self._abandoned.values())}
+        calls = [call for call in self._abandoned.values() if call["pid"]]
+        if not calls:  # of no process: nobody has to know
+            return
+        content = {**self._identity, "boot_id": boot_id(), "calls": calls}
         with contextlib.suppress(errors.StateNotWritten):
             self._supervisor.state_dir.write(self._file, json.dumps(content).encode())
 

@@ -330,7 +330,10 @@ class HeldElsewhere(Refused):
     """A holder that is in no record here keeps the process."""
 
     code = "held-elsewhere"
-    template = "pid {pid} is suspended and held by a command that used another state directory; name it by --state-dir"
+    template = (
+        "pid {pid} is suspended, and its threads are held by process {holder} of another state directory; name that by"
+        " --state-dir. If it is lost: kill {holder} (the threads run, the gates hold), then try again"
+    )
 
 
 class MixedStates(Refused):

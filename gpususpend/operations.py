@@ -141,7 +141,7 @@ def resume_targets(context: Context, targets: Targets, gpu_map: str | None, repo
 
 
 def _resume(context: Context, session: Session, gpu_map: str | None) -> None:
-    session.record = recover.settle_calls(context, session.record)
+    recover.settle_calls(session)
     session.driver_used = True
     pairs: GpuPairs = []
     if gpu_map is not None:
@@ -234,7 +234,10 @@ def stop_targets(context: Context, targets: Targets, report: Report) -> None:
             if now.stage is not Stage.SUSPENDED:
                 raise errors.NeedsRecover(pid=now.members[0].pid, phase=f"{now.stage.value}: {now.step}")
             changed |= context.tools.end_holders(now, Deadline(context.limits.threads_s), context.warn)
-            now = context.journal.update(now, holder=None, frozen=False)
+            try:
+                now = context.journal.update(now, holder=None, frozen=False)
+            except errors.StateNotWritten as problem:
+                context.warn(f"{problem}. The threads run, and the record does not say so")
             report.groups.append(group_report(context, now))
     report.already = not changed
 
@@ -248,7 +251,7 @@ def recover_targets(context: Context, targets: Targets, goal: Goal, report: Repo
     reached: list[bool] = []
 
     def work(session: Session) -> None:
-        session.record = recover.settle_calls(context, session.record)
+        recover.settle_calls(session)
         before = session.record
         if not recover.recover(session, goal):
             again.append(tuple(before.pids))

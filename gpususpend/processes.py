@@ -161,6 +161,17 @@ def threads_named(pid: int, names: Iterable[str], proc: str = PROC) -> list[int]
     return sorted(found)
 
 
+def tracer(pid: int, proc: str = PROC) -> int:
+    """Return the process that traces a thread of this one, 0 if none does."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for name in os.listdir(f"{proc}/{pid}/task"):
+            with contextlib.suppress(OSError), open(f"{proc}/{pid}/task/{name}/status", encoding="utf-8") as file:
+                found = re.search(r"^TracerPid:\t(\d+)$", file.read(), re.M)
+                if found and int(found[1]):
+                    return int(found[1])
+    return 0
+
+
 def environment(pid: int, proc: str = PROC) -> dict[str, str]:
     """Return the environment that a process was started with; nothing where it may not be read."""
     try:

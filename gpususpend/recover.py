@@ -25,11 +25,11 @@ class Goal(str, Enum):
     SUSPENDED = "suspended"
 
 
-def settle_calls(context: Context, record: Record) -> Record:
+def settle_calls(session: Session) -> None:
     """Wait for driver calls that an earlier command left behind; raises StateUnknown if one still runs."""
-    calls = calls_left(context, record)
+    context, calls = session.context, calls_left(session.context, session.record)
     if not calls:
-        return record
+        return
     deadline = Deadline(context.limits.checkpoint_timeout_s)
     context.progress.say(f"waiting for {len(calls)} driver call(s) that an earlier command left")
     if not context.tools.await_calls(calls, deadline):
@@ -42,7 +42,7 @@ def settle_calls(context: Context, record: Record) -> Record:
         over = all(result.finished for result in leftover.results.values()) or not leftover.alive()
         if over and any(leftover.pid == call.driver_pid for call in calls):
             driver.forget(context.tools.state_dir, leftover)
-    return context.journal.update(record, calls=[])
+    session.note(calls=[])
 
 
 def calls_left(context: Context, record: Record) -> list[PendingCall]:

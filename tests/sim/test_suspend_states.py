@@ -237,6 +237,47 @@ def test_lost_state_directory(pair: Pair, tool: Tool) -> None:
     pair.check()
 
 
+def test_lost_state_directory_with_a_holder(pair: Pair, tool: Tool) -> None:
+    """Something cleaned /tmp: the holder is named, and ending it is the way out."""
+    holder = tool.suspend(*pair.pids).expect(0).json["groups"][0]["holder"]
+    for path in Path(tool.state_dir).iterdir():
+        path.unlink()
+    answer = tool.resume(*pair.pids).expect(3)
+    assert answer.json["reason"] == "held-elsewhere" and f"kill {holder}" in answer.json["error"]["message"]
+    os.kill(holder, signal.SIGTERM)
+    until = time.monotonic() + 20
+    while stopped_threads(pair.first.pid) and time.monotonic() < until:
+        time.sleep(0.01)
+    tool.resume(*pair.pids).expect(0)
+    running(tool)
+    pair.check()
+
+
+@pytest.mark.parametrize("content", [None, "{"])
+def test_lost_record(pair: Pair, tool: Tool, content: str | None) -> None:
+    """Or a damaged one: what the holder and the shims say suffices; the damage is told."""
+    tool.suspend(*pair.pids).expect(0)
+    record = next(Path(tool.state_dir).glob("group-*.json"))
+    record.unlink()
+    if content is not None:
+        record.write_text(content)
+    answer = tool.resume(*pair.pids).expect(0)
+    assert bool(answer.json["warnings"]) == (content is not None), answer
+    record.unlink(missing_ok=True)
+    running(tool)
+    pair.check()
+
+
+def test_without_standard_streams(pair: Pair, tool: Tool) -> None:
+    """Started by something that closes them all: the descriptors are nobody else's."""
+    for word in ("suspend", "resume"):
+        words = [sys.executable, "-m", "gpususpend", word, "--driver", "sim", *map(str, pair.pids)]
+        command = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *words]
+        assert subprocess.run(command, cwd=ROOT, env=tool.environ(), timeout=120).returncode == 0
+    running(tool)
+    pair.check()
+
+
 def test_reused_pid_is_not_believed(pair: Pair, tool: Tool) -> None:
     """A record of a process that is gone, and another process under its pid."""
     tool.suspend(*pair.pids).expect(0)
