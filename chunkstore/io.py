@@ -94,7 +94,7 @@ class Files:
                 if count == 0:  # less than a block at a time: not with direct I/O
                     alignment = self._give_up_direct(fd, path)
             done += count
-        if done > len(data):  # the padding of the last block
+        if self.system.fstat(fd).st_size > len(data):  # padding of the last block, even if that came short
             self.system.truncate(fd, len(data))
         self.system.datasync(fd)
         if not alignment:
@@ -251,7 +251,12 @@ class Files:
             if not os.path.isdir(path):
                 raise
             return False
-        self.sync_directory(os.path.dirname(path) or ".")
+        try:
+            self.sync_directory(os.path.dirname(path) or ".")
+        except OSError:
+            with contextlib.suppress(OSError):
+                self.system.rmdir(path)
+            raise
         return True
 
     def write_document(self, path: str, content: bytes, replace: bool = False) -> bool:

@@ -51,7 +51,7 @@ def drop(store: Store, id: str) -> None:
     """Remove a root's record, if there is one; raises OSError."""
     with contextlib.suppress(FileNotFoundError):
         store.files.system.unlink(root_file(store, id))
-        store.files.sync_directory(os.path.join(store.path, format.ROOTS))
+    store.files.sync_directory(os.path.join(store.path, format.ROOTS))  # raises where the whole store has vanished
 
 
 def find_all(store: Store) -> list[Found]:

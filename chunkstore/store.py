@@ -62,9 +62,9 @@ class Put:
 
 @dataclass(frozen=True)
 class Room:
-    """Free room on the filesystem of a store; `inodes` is None where there is no limit."""
+    """Free room on the filesystem of a store; None where the filesystem knows no limit."""
 
-    bytes: int
+    bytes: int | None
     inodes: int | None
 
 
@@ -274,12 +274,13 @@ class Store:
             found = self.files.system.room(self.path)
         except OSError as error:
             raise errors.write_failed("cannot look at", self.path, error) from error
-        return Room(found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None)
+        free_bytes = found.f_bavail * found.f_frsize if found.f_blocks else None
+        return Room(free_bytes, found.f_favail if found.f_files else None)
 
     def require_room(self, size_bytes: int, chunks: int) -> None:
         """Raise `NoRoom` if `size_bytes` in `chunks` new chunks would not fit; what is known already needs none."""
         room = self.room()
-        if room.bytes < size_bytes:
+        if room.bytes is not None and room.bytes < size_bytes:
             raise errors.NoRoom(path=self.path, free=room.bytes, need=size_bytes, unit="bytes")
         if room.inodes is not None and room.inodes < chunks:
             raise errors.NoRoom(path=self.path, free=room.inodes, need=chunks, unit="inodes")
