@@ -31,6 +31,7 @@ WAYS_OUT = {
     "ipc-event": "close the interprocess events first",
     "external-memory": "close the imported graphics memory first",
     "external-semaphore": "close the imported semaphores first",
+    "green-context": "start it without green contexts: no checkpoint of one has been seen",
     "dma-buf": "start it with NCCL_NET_GDR_LEVEL=LOC, so that no network card maps GPU memory",
     "managed": "use device memory; the driver cannot checkpoint managed memory",
     "native-ipc": "start the process that made the memory under the shim too",

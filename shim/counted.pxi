@@ -330,6 +330,33 @@ cdef public CUresult cuEventDestroy_v2(CUevent hEvent) noexcept nogil:
     return rc
 
 
+cdef public CUresult cuGreenCtxCreate(CUgreenCtx *phCtx, CUdevResourceDesc desc, CUdevice dev,
+                                      unsigned int flags) noexcept nogil:
+    """Create a green context; nobody has seen yet that the driver restores one, nor that a drain waits for its work."""
+    cdef CUresult rc
+    if gs_real.cuGreenCtxCreate == NULL and not gs_find(<void *>&gs_real.cuGreenCtxCreate):
+        return gs_absent()
+    gs_enter(GS_MEMORY, NULL, GS_NO_STREAM)
+    rc = gs_real.cuGreenCtxCreate(phCtx, desc, dev, flags)
+    if rc == 0:
+        uncarried_add(KIND_GREEN_CONTEXT, <uint64_t>phCtx[0])
+    gs_leave(GS_MEMORY)
+    return rc
+
+
+cdef public CUresult cuGreenCtxDestroy(CUgreenCtx hCtx) noexcept nogil:
+    """Destroy a green context."""
+    cdef CUresult rc
+    if gs_real.cuGreenCtxDestroy == NULL and not gs_find(<void *>&gs_real.cuGreenCtxDestroy):
+        return gs_absent()
+    gs_enter(GS_MEMORY, NULL, GS_NO_STREAM)
+    rc = gs_real.cuGreenCtxDestroy(hCtx)
+    if rc == 0:
+        uncarried_remove(KIND_GREEN_CONTEXT, <uint64_t>hCtx)
+    gs_leave(GS_MEMORY)
+    return rc
+
+
 cdef public CUresult cuImportExternalMemory(CUexternalMemory *extMem_out,
                                             const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *memHandleDesc) noexcept nogil:
     """Import memory of another API."""

@@ -333,6 +333,8 @@ TABLE = """
 [object counted] Events that other processes share.
 4010  -       cuIpcGetEventHandle(CUipcEventHandle *pHandle, CUevent event)
 4010  -       cuIpcOpenEventHandle(CUevent *phEvent, CUipcEventHandle handle)
+[object counted] Green contexts: no checkpoint of one has been seen.
+12040 -       cuGreenCtxCreate(CUgreenCtx *phCtx, CUdevResourceDesc desc, CUdevice dev, unsigned int flags)
 [object counted] Memory and semaphores of other APIs.
 10000 -       cuImportExternalMemory(CUexternalMemory *extMem_out, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *memHandleDesc)
 10000 -       cuImportExternalSemaphore(CUexternalSemaphore *extSem_out, const CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC *semHandleDesc)
@@ -347,6 +349,7 @@ TABLE = """
 13030 -       cuLogicalEndpointUnbind(cuuint32_t leId, CUdevice dev, cuuint64_t offset, cuuint64_t size)
 13030 -       cuLogicalEndpointExport(void *handle, cuuint32_t leId, CUlogicalEndpointIpcHandleType handleType)
 [object custom] Ends what is counted.
+12040 -       cuGreenCtxDestroy(CUgreenCtx hCtx)
 13030 -       cuLogicalEndpointDestroy(cuuint32_t leId)
 11020 -       cuMemPoolDestroy(CUmemoryPool pool)
 2000  -       cuEventDestroy(CUevent hEvent)
@@ -371,8 +374,6 @@ TABLE = """
 [memory gated] Contexts whose memory is that of another.
 2000  -       cuCtxAttach(CUcontext *pctx, unsigned int flags)
 2000  -       cuCtxDetach(CUcontext ctx)
-12040 -       cuGreenCtxCreate(CUgreenCtx *phCtx, CUdevResourceDesc desc, CUdevice dev, unsigned int flags)
-12040 -       cuGreenCtxDestroy(CUgreenCtx hCtx)
 12040 -       cuCtxFromGreenCtx(CUcontext *pContext, CUgreenCtx hCtx)
 
 [object custom] Says where a variable is, and counts managed ones; or ends them with their code.

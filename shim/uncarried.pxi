@@ -17,7 +17,8 @@ cdef enum:
     KIND_FOREIGN = 11
     KIND_MAPPED_ARRAY = 12
     KIND_DMABUF = 13
-    KIND_COUNT = 14
+    KIND_GREEN_CONTEXT = 14
+    KIND_COUNT = 15
     MAX_UNCARRIED = 65536
 
 ctypedef struct Uncarried:
@@ -53,6 +54,8 @@ cdef const char *kind_name(uint32_t kind) noexcept nogil:
         return b"foreign-import"
     if kind == KIND_DMABUF:
         return b"dma-buf"
+    if kind == KIND_GREEN_CONTEXT:
+        return b"green-context"
     return b"mapped-array"
 
 

@@ -73,6 +73,29 @@ API(CALL_INIT, cuMemGetHandleForAddressRange, (void *out, CUdeviceptr va, size_t
     return *(int *)out < 0 ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_SUCCESS;
 }
 
+/* ---- green contexts ---- */
+
+struct CUgreenCtx_st {
+    uint32_t magic;
+    struct CUgreenCtx_st *next_free;
+};
+static struct pool green_contexts = POOL(struct CUgreenCtx_st, 0x4752454e);
+
+API(CALL_INIT, cuGreenCtxCreate, (CUgreenCtx * out, CUdevResourceDesc desc, CUdevice device, unsigned flags), (out, desc, device, flags)) {
+    if (!out || !desc || flags != 1) /* CU_GREEN_CTX_DEFAULT_STREAM has to be asked for */
+        return CUDA_ERROR_INVALID_VALUE;
+    if (!device_valid(device))
+        return CUDA_ERROR_INVALID_DEVICE;
+    *out = pool_new(&green_contexts);
+    return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+API(CALL_INIT, cuGreenCtxDestroy, (CUgreenCtx context), (context)) {
+    if (!pool_holds(&green_contexts, context))
+        return CUDA_ERROR_INVALID_HANDLE;
+    pool_delete(&green_contexts, context);
+    return CUDA_SUCCESS;
+}
+
 /* ---- external memory and semaphores ---- */
 
 struct CUextMemory_st {

@@ -119,6 +119,20 @@ def dma_buf(address: int, size: int) -> Result:
 
 
 @command
+def green_create(ordinal: int) -> Result:
+    """Create a green context, simulated driver only: a real one wants a description of multiprocessors."""
+    if not is_simulated():
+        return Result(MISSING)
+    return ask("cuGreenCtxCreate", cu.CUdevResourceDesc(1), ordinal, 1)
+
+
+@command
+def green_destroy(context: int) -> Result:
+    """Destroy a green context."""
+    return ask("cuGreenCtxDestroy", context)
+
+
+@command
 def array_create() -> Result:
     """Create a sparse array, of which nothing is mapped."""
     wanted = cu.CUDA_ARRAY3D_DESCRIPTOR()
