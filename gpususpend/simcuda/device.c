@@ -76,7 +76,8 @@ API(CALL_INIT, cuDeviceTotalMem_v2, (size_t *bytes, CUdevice device), (bytes, de
     return CUDA_SUCCESS;
 }
 
-static bool fabric_on(void) {
+/* Whether this process has a channel to a fabric (IMEX). */
+bool fabric_on(void) {
     const char *set = getenv("SIMCUDA_FABRIC");
     return set && set[0] == '1';
 }

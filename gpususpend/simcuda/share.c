@@ -23,11 +23,24 @@ static CUresult exportable(CUmemGenericAllocationHandle handle, CUmemAllocationH
     return result;
 }
 
-/* A fabric handle is 64 bytes: enough to be counted and refused; importing one comes with a later stage. */
-static void fabric_bytes(CUmemFabricHandle *out, uint64_t id) {
-    memset(out, 0, sizeof *out);
-    memcpy(out->data, "simfabric", 9);
-    memcpy(out->data + 16, &id, sizeof id);
+/* The 64 bytes of a fabric handle: they name memory and, unlike a descriptor, do not keep it. */
+struct fabric_bytes {
+    char magic[16];
+    uint64_t object;
+    char unused[40];
+};
+_Static_assert(sizeof(struct fabric_bytes) == sizeof(CUmemFabricHandle), "64 bytes");
+static const char fabric_magic[16] = "simfabric";
+
+static CUresult import_fabric(const void *handle, struct machine_object *object) {
+    struct fabric_bytes bytes;
+    if (!fabric_on())
+        return CUDA_ERROR_NOT_PERMITTED;
+    if (!handle)
+        return CUDA_ERROR_INVALID_VALUE;
+    memcpy(&bytes, handle, sizeof bytes);
+    bool known = !memcmp(bytes.magic, fabric_magic, sizeof fabric_magic) && machine_object_hold(bytes.object, object) == CUDA_SUCCESS;
+    return known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 API(CALL_INIT, cuMemExportToShareableHandle, (void *out, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type, unsigned long long flags),
@@ -40,7 +53,9 @@ API(CALL_INIT, cuMemExportToShareableHandle, (void *out, CUmemGenericAllocationH
         return result;
     if (type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
         return machine_export(id, out);
-    fabric_bytes(out, id);
+    struct fabric_bytes bytes = {.object = id};
+    memcpy(bytes.magic, fabric_magic, sizeof fabric_magic);
+    memcpy(out, &bytes, sizeof bytes);
     return CUDA_SUCCESS;
 }
 
@@ -48,9 +63,7 @@ API(CALL_INIT, cuMemImportFromShareableHandle, (CUmemGenericAllocationHandle * o
     struct machine_object object;
     if (!out || (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && type != CU_MEM_HANDLE_TYPE_FABRIC))
         return CUDA_ERROR_INVALID_VALUE;
-    if (type == CU_MEM_HANDLE_TYPE_FABRIC)
-        return CUDA_ERROR_NOT_PERMITTED;
-    CUresult result = machine_import((int)(intptr_t)handle, &object);
+    CUresult result = type == CU_MEM_HANDLE_TYPE_FABRIC ? import_fabric(handle, &object) : machine_import((int)(intptr_t)handle, &object);
     if (result != CUDA_SUCCESS)
         return result;
     if (object.device >= 0 && device_ordinal(object.device) < 0) {

@@ -123,6 +123,7 @@ void machine_forked_child(void);
 extern int device_count;
 extern int device_physical[MAX_DEVICES]; /* ordinal -> physical; a restore onto other GPUs changes it */
 bool device_valid(CUdevice device);
+bool fabric_on(void);
 int device_ordinal(int physical);
 CUuuid device_uuid(int physical);
 

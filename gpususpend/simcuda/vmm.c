@@ -103,8 +103,7 @@ static CUresult check_prop(const CUmemAllocationProp *prop) {
     }
     if (prop->requestedHandleTypes & ~(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR | CU_MEM_HANDLE_TYPE_FABRIC))
         return CUDA_ERROR_NOT_SUPPORTED;
-    const char *fabric = getenv("SIMCUDA_FABRIC");
-    if (prop->requestedHandleTypes & CU_MEM_HANDLE_TYPE_FABRIC && !(fabric && fabric[0] == '1'))
+    if (prop->requestedHandleTypes & CU_MEM_HANDLE_TYPE_FABRIC && !fabric_on())
         return CUDA_ERROR_NOT_PERMITTED; /* as measured where no IMEX channel exists */
     return CUDA_SUCCESS;
 }

@@ -37,6 +37,7 @@ MADE: dict[str, Callable[[Tables, Any, Any], None]] = {
     "ipc_close": lambda t, a, v: t["opened"].pop(a[0], None),
     "mem_create": lambda t, a, v: t["handles"].update({v: a[0]}),
     "mem_import": lambda t, a, v: t["handles"].update({v: 0}),
+    "fabric_import": lambda t, a, v: t["handles"].update({v: 0}),
     "mem_release": lambda t, a, v: t["handles"].pop(a[0], None),
     "mem_map": lambda t, a, v: t["mappings"].update({a[0]: {"size": a[1], "handle": a[2]}}),
     "mem_unmap": lambda t, a, v: t["mappings"].pop(a[0], None),

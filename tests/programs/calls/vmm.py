@@ -8,6 +8,7 @@ from cuda.bindings import driver as cu
 
 from tests.programs.calls.base import Result, ask, ask_raw, command
 
+FABRIC = cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_FABRIC
 LOCATIONS = {"device": 1, "host": 2, "host_numa": 3}
 
 
@@ -113,6 +114,19 @@ def mem_properties(handle: int) -> Result:
 def mem_export(handle: int, handle_type: int = 1) -> Result:
     """Export physical memory; return the number of the new fd."""
     return ask("cuMemExportToShareableHandle", handle, cu.CUmemAllocationHandleType(handle_type), 0)
+
+
+@command
+def fabric_export(handle: int) -> Result:
+    """Export physical memory as a fabric handle; return its bytes as hexadecimal digits."""
+    answer = ask_raw("cuMemExportToShareableHandle", handle, FABRIC, 0)
+    return Result(answer.code, answer.value and bytes(answer.value.data).hex())
+
+
+@command
+def fabric_import(text: str) -> Result:
+    """Import physical memory by the bytes of a fabric handle."""
+    return ask("cuMemImportFromShareableHandle", bytearray.fromhex(text), FABRIC)
 
 
 @command
