@@ -1,4 +1,4 @@
-"""Fabric handles on the simulated machine: 64 bytes that name memory, where the processes have a channel to a fabric."""
+"""Fabric handles on the simulated machine: 64 bytes that name memory, between processes that have a channel."""
 
 from __future__ import annotations
 
