@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-from collections.abc import Iterator, Sequence
+import fcntl
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from gpususpend import control, discover, errors, holder, processes
@@ -63,6 +65,26 @@ def claimed(context: Context, members: Sequence[Member], driver: str) -> Iterato
             stack.enter_context(journal.held(record.id))
             journal.write(record)
         yield record
+
+
+@contextlib.contextmanager
+def exclusive(pids: Iterable[int]) -> Iterator[None]:
+    """Keep every other command from these processes: also root's, or one with another state directory.
+
+    By a lock on what the kernel shows of the process to those only who may work on it, and frees when this one dies.
+    """
+    with contextlib.ExitStack() as stack:
+        for pid in sorted(set(pids)):
+            try:
+                fd = os.open(f"{processes.PROC}/{pid}/environ", os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                continue  # it has ended, or is refused for that reason
+            stack.callback(os.close, fd)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise errors.Busy(pid=processes.lock_holder(os.fstat(fd).st_ino), group="", pids=[pid]) from None
+        yield
 
 
 @contextlib.contextmanager

@@ -152,6 +152,10 @@ class Holder:
         self._helper.close()
         return record
 
+    def ended(self) -> bool:
+        """Tell whether the process has ended by itself."""
+        return not self._helper.closed and self._helper.ended(Deadline(0))
+
     def close(self) -> None:
         """End the holder, if it was not kept: every thread goes on."""
         if self._helper.closed:

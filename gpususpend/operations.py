@@ -31,6 +31,7 @@ def suspend_targets(context: Context, targets: Targets, allow_unshimmed: bool, r
         if not found:
             _nothing_left(context, targets, report)
             return
+        stack.enter_context(claims.exclusive(one.pid for one in found))
         record = claims.check_free(context.journal, [one.pid for one in found])
         if record is not None:
             report.groups.append(group_report(context, record))
@@ -176,8 +177,12 @@ def _each_group(
     records, others = claims.named_records(context, targets)
     stray = claims.unrecorded(context, targets)
     if stray:
-        records.append(claims.adopted(context, stray))
-        others = [pid for pid in others if pid not in records[-1].pids]
+        with claims.exclusive(one.pid for one in stray):
+            # Looked at again: another command may have been at work on them a moment ago.
+            stray = claims.unrecorded(context, targets)
+            if stray:
+                records.append(claims.adopted(context, stray))
+                others = [pid for pid in others if pid not in records[-1].pids]
     check(records, others)
     if not records:
         for pid in others:
@@ -204,6 +209,7 @@ def _one_group(context: Context, record: Record, report: Report, work: Callable[
                 context.forget(now)
                 _refuse_reused(gone)
                 raise errors.GroupGone(pids=[member.pid for member in gone], pid=gone[0].pid, group=now.id)
+            stack.enter_context(claims.exclusive(now.pids))
             session = Session(context, claims.runtime(now), now)
             session.gone = gone
             stack.callback(session.close)
@@ -230,7 +236,7 @@ def stop_targets(context: Context, targets: Targets, report: Report) -> None:
         raise errors.NotSuspended(pid=others or "(none named)")
     changed = False
     for record in records:
-        with claims.taken(context, record) as now:
+        with claims.taken(context, record) as now, claims.exclusive(now.pids):
             if now.stage is not Stage.SUSPENDED:
                 raise errors.NeedsRecover(pid=now.members[0].pid, phase=f"{now.stage.value}: {now.step}")
             changed |= context.tools.end_holders(now, Deadline(context.limits.threads_s), context.warn)

@@ -172,6 +172,16 @@ def tracer(pid: int, proc: str = PROC) -> int:
     return 0
 
 
+def lock_holder(inode: int, proc: str = PROC) -> int:
+    """Return the process that has a file of /proc locked (flock), 0 if it cannot be seen from here."""
+    with open(f"{proc}/locks", encoding="ascii", errors="replace") as file:
+        for line in file:
+            words = line.split()
+            if words[1] == "FLOCK" and words[5].rpartition(":")[2] == str(inode):
+                return int(words[4])
+    return 0
+
+
 def environment(pid: int, proc: str = PROC) -> dict[str, str]:
     """Return the environment that a process was started with; nothing where it may not be read."""
     try:

@@ -115,7 +115,10 @@ class Session:
 
     @property
     def holder(self) -> Holder:
-        """Return the holder, started on first use."""
+        """Return the holder, started on first use, and anew if somebody has killed it: its threads run then."""
+        if self._holder is not None and self._holder.ended():
+            self._holder.close()
+            self._holder = None
         if self._holder is None:
             self._holder = self.context.tools.start_holder()
         return self._holder
@@ -129,7 +132,7 @@ class Session:
     def thaw(self) -> None:
         """Let the threads of the whole group go on, whoever holds them."""
         if self._holder is not None:
-            self._holder.go(Deadline(self.limits.threads_s))
+            self.holder.go(Deadline(self.limits.threads_s))
         self.context.tools.end_holders(self.record, Deadline(self.limits.threads_s), self.context.warn)
         if self.record.frozen or self.record.holder is not None:
             self.note(holder=None, frozen=False)

@@ -309,6 +309,46 @@ def test_one_command_at_a_time(pair: Pair, tool: Tool, machine: Setting, backgro
     pair.check()
 
 
+def test_one_command_at_a_time_whatever_its_directory(
+    pair: Pair, tool: Tool, machine: Setting, background: Callable[..., object]
+) -> None:
+    """Root's and a user's, or one that was told another place: refused, and nothing is left there."""
+    machine.inject("cuCheckpointProcessCheckpoint 1 delay 3000")
+    first = background("suspend", *pair.pids)
+    first.wait_for_step("checkpoint")  # type: ignore[attr-defined]
+    with Tool(machine) as other:
+        for words in (("resume",), ("recover",), ("suspend",)):
+            answer = other.run(*words, "--driver", "sim", *pair.pids).expect(3)
+            assert answer.json["reason"] == "busy", answer
+            assert str(first.process.pid) in answer.json["error"]["message"]  # type: ignore[attr-defined]
+        first.end().expect(0)  # type: ignore[attr-defined]
+        for words in (("resume",), ("recover",)):
+            assert other.run(*words, "--driver", "sim", *pair.pids).expect(3).json["reason"] == "held-elsewhere"
+        assert records(other) == []
+    tool.resume(*pair.pids).expect(0)
+    running(tool)
+    pair.check()
+
+
+@pytest.mark.parametrize("step", ["lock", "checkpoint"])
+def test_holder_killed_under_a_command(
+    pair: Pair, tool: Tool, machine: Setting, background: Callable[..., object], step: str
+) -> None:
+    """Another one takes its place."""
+    machine.inject(f"cuCheckpointProcess{step.title()} 1 delay 3000")
+    command = background("suspend", *pair.pids)
+    command.wait_for_step(step)  # type: ignore[attr-defined]
+    pid = command.process.pid  # type: ignore[attr-defined]
+    below = processes.descendants([pid], processes.all_processes())
+    os.kill(next(one.pid for one in below if one.comm == "gpushare-holder"), signal.SIGKILL)
+    command.end().expect(0)  # type: ignore[attr-defined]
+    assert "python" in stopped_threads(pair.first.pid)
+    machine.inject("")
+    tool.resume(*pair.pids).expect(0)
+    running(tool)
+    pair.check()
+
+
 def test_dead_group_is_dropped(pair: Pair, tool: Tool) -> None:
     """Nothing lives any more: exit 5, and the record and the holder go."""
     holder = tool.suspend(*pair.pids).expect(0).json["groups"][0]["holder"]

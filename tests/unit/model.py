@@ -336,6 +336,10 @@ class ModelHolder:
         self.world.kept, self.mine = self.mine, set()
         return HolderRecord(1, 1, "boot", "/", {})
 
+    def ended(self) -> bool:
+        """It lives."""
+        return False
+
     def close(self) -> None:
         """Continue what was not kept."""
         self.world.stopped -= self.mine
