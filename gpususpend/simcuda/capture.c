@@ -73,16 +73,22 @@ CUresult capture_invalidate(CUstream stream) {
 
 /* ---- what work does ---- */
 
+/* Find the stream's part in its capture; what is added to a broken one is refused. Lock held. */
+static CUresult find_member(CUstream stream, struct member **out) {
+    *out = stream->capture ? member_of(stream->capture, stream) : NULL;
+    if (!*out)
+        return CUDA_ERROR_INVALID_VALUE;
+    return stream->capture->invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
+}
+
 /* Add the work of a capturing stream as a node. */
 CUresult capture_work(CUstream stream, const struct work *given, CUgraphNodeType type) {
     struct work work = *given;
+    struct member *m;
     pthread_mutex_lock(&lock);
-    struct capture *capture = stream->capture;
-    struct member *m = capture ? member_of(capture, stream) : NULL;
-    CUresult result = m ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-    if (m && capture->invalid)
-        result = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    CUresult result = find_member(stream, &m);
     if (result == CUDA_SUCCESS) {
+        struct capture *capture = stream->capture;
         work.context = stream->context;
         CUgraphNode node = graph_add(capture->graph, type, &work, m->at, m->count);
         m->count = 0;
@@ -96,18 +102,15 @@ CUresult capture_work(CUstream stream, const struct work *given, CUgraphNodeType
 }
 
 CUresult capture_event_record(CUstream stream, CUevent event) {
+    struct member *m;
     pthread_mutex_lock(&lock);
-    struct capture *capture = stream->capture;
-    struct member *m = capture ? member_of(capture, stream) : NULL;
-    CUresult result = m ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-    if (m && capture->invalid)
-        result = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    CUresult result = find_member(stream, &m);
     if (result == CUDA_SUCCESS) {
         event->capture_at = realloc(event->capture_at, (m->count + 1) * sizeof *m->at);
         if (m->count)
             memcpy(event->capture_at, m->at, m->count * sizeof *m->at);
         event->capture_count = m->count;
-        event->capture = capture;
+        event->capture = stream->capture;
     }
     pthread_mutex_unlock(&lock);
     return result;
@@ -155,39 +158,26 @@ CUresult capture_event_wait(CUstream stream, CUevent event) {
     return result;
 }
 
-/* The legacy stream would wait for a capturing blocking stream of its context: such work breaks the capture. */
-static CUresult legacy_beside(CUcontext context, bool breaks) {
+/* What a call must return that waits for streams of a context of which some are captured: `answer`; it may break them. */
+static CUresult beside(CUcontext context, bool blocking_only, bool breaks, CUresult answer) {
     if (atomic_load(&capture_count) == 0)
         return CUDA_SUCCESS;
     CUresult result = CUDA_SUCCESS;
     pthread_mutex_lock(&lock);
     for (struct capture *c = captures; c; c = c->next)
         for (struct member *m = c->members; m; m = m->next)
-            if (m->stream->context == context && m->stream->blocking) {
+            if (m->stream->context == context && (m->stream->blocking || !blocking_only)) {
                 c->invalid = c->invalid || breaks;
-                result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+                result = answer;
             }
     pthread_mutex_unlock(&lock);
     return result;
 }
 
-CUresult capture_check_legacy(CUcontext context) { return legacy_beside(context, true); }
+/* The legacy stream waits for blocking streams of its context. */
+CUresult capture_check_legacy(CUcontext context) { return beside(context, true, true, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT); }
 
-/* Break every capture of a context's streams; returns what a call must return that waits for the whole context. */
-CUresult capture_break_all(CUcontext context) {
-    if (atomic_load(&capture_count) == 0)
-        return CUDA_SUCCESS;
-    CUresult result = CUDA_SUCCESS;
-    pthread_mutex_lock(&lock);
-    for (struct capture *c = captures; c; c = c->next)
-        for (struct member *m = c->members; m; m = m->next)
-            if (m->stream->context == context) {
-                c->invalid = true;
-                result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-            }
-    pthread_mutex_unlock(&lock);
-    return result;
-}
+CUresult capture_break_all(CUcontext context) { return beside(context, false, true, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED); }
 
 /* A call that might wait for captured work: refused as the thread's mode and the captures under way demand. */
 CUresult capture_refuse_unsafe(void) {
@@ -338,7 +328,7 @@ API_STREAM(CALL_INIT, cuStreamIsCapturing, _ptsz, (CUstream handle, CUstreamCapt
         return result;
     if (stream == stream->context->legacy) {
         *out = CU_STREAM_CAPTURE_STATUS_NONE;
-        return legacy_beside(stream->context, false);
+        return beside(stream->context, true, false, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
     }
     pthread_mutex_lock(&lock);
     *out = status_of(stream);

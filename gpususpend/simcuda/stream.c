@@ -28,13 +28,17 @@ API(CALL_INIT, cuStreamDestroy_v2, (CUstream handle), (handle)) {
     return CUDA_SUCCESS;
 }
 
+/* Find a stream whose work is asked after, which breaks a capture. */
+static CUresult find_working(CUstream handle, CUstream *out) {
+    CUresult result = stream_find(handle, out);
+    return result == CUDA_SUCCESS && stream_is_capturing(*out) ? capture_invalidate(*out) : result;
+}
+
 API_STREAM(CALL_INIT, cuStreamSynchronize, _ptsz, (CUstream handle), (handle)) {
     CUstream stream;
-    CUresult result = stream_find(handle, &stream);
+    CUresult result = find_working(handle, &stream);
     if (result != CUDA_SUCCESS)
         return result;
-    if (stream_is_capturing(stream))
-        return capture_invalidate(stream);
     if (stream == stream->context->legacy && (result = capture_check_legacy(stream->context)) != CUDA_SUCCESS)
         return result;
     return stream_wait(stream);
@@ -42,11 +46,9 @@ API_STREAM(CALL_INIT, cuStreamSynchronize, _ptsz, (CUstream handle), (handle)) {
 
 API_STREAM(CALL_INIT, cuStreamQuery, _ptsz, (CUstream handle), (handle)) {
     CUstream stream;
-    CUresult result = stream_find(handle, &stream);
+    CUresult result = find_working(handle, &stream);
     if (result != CUDA_SUCCESS)
         return result;
-    if (stream_is_capturing(stream))
-        return capture_invalidate(stream);
     if ((result = atomic_load(&stream->context->error)) != CUDA_SUCCESS)
         return result;
     uint64_t submitted = atomic_load(&stream->submitted);
