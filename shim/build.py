@@ -37,6 +37,7 @@ LINK_FLAGS = [
     "-Wl,-z,now",
     "-Wl,-z,relro",
     "-Wl,-z,noexecstack",
+    "-Wl,-z,nodelete",  # threads run in it, and the driver holds functions of it
     "-Wl,-Bsymbolic",  # our references are to our own functions, whoever else exports the name
     "-Wl,--as-needed",
     "-Wl,--fatal-warnings",

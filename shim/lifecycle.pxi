@@ -4,8 +4,12 @@
 # successful cuInit starts the core (control_start). A forked child cannot use the driver that its parent initialised;
 # it starts empty, and starts anew if its own cuInit ever succeeds.
 
+cdef enum:
+    FORK_TRIES = 100
+
 cdef uint32_t core_started
 cdef uint32_t forks_watched
+cdef int forking            # the thread that holds tables_mutex for its fork, 0: none
 
 
 cdef public CUresult cuInit(unsigned int Flags) noexcept nogil:
@@ -28,13 +32,37 @@ cdef void gs_start() noexcept nogil:
 cdef void watch_forks() noexcept nogil:
     """Have forked children start empty; start_mutex is held. A child inherits this too, so once is enough."""
     global forks_watched
-    if forks_watched == 0 and pthread_atfork(NULL, NULL, forget_everything) == 0:
+    if forks_watched == 0 and pthread_atfork(before_fork, after_fork, forget_everything) == 0:
         forks_watched = 1
+
+
+cdef void before_fork() noexcept nogil:
+    """Let no table be in the middle of a change in the child, which closes what stands in them.
+
+    Not for ever: a signal handler may fork in the middle of a change of its own thread.
+    """
+    global forking
+    cdef int tries = FORK_TRIES
+    while not gs_trylock(&tables_mutex):
+        tries -= 1
+        if tries == 0:
+            return
+        sleep_us(1000)
+    forking = <int>syscall(SYS_gettid)
+
+
+cdef void after_fork() noexcept nogil:
+    """In the parent: let the tables change again."""
+    global forking
+    if forking == <int>syscall(SYS_gettid):
+        forking = 0
+        gs_unlock(&tables_mutex)
 
 
 cdef void forget_everything() noexcept nogil:
     """In a forked child: no lock held, gates open, nothing counted, not started; threads and sockets are not ours."""
-    global core_started
+    global core_started, forking
+    forking = 0
     gs_reset_locks()
     gates_forget()
     hostfuncs_forget()

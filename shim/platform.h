@@ -149,6 +149,16 @@ static inline void gs_lock(gs_mutex *m) {
     while (__atomic_exchange_n(&m->state, 2, __ATOMIC_ACQUIRE) != 0) gs_futex_wait(&m->state, 2, -1);
 }
 
+/* Zero where somebody holds it, the calling thread included. */
+static inline int gs_trylock(gs_mutex *m) {
+    uint32_t seen = 0;
+    if (!__atomic_compare_exchange_n(&m->state, &seen, 1, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED)) return 0;
+#ifdef GS_DEBUG
+    gs_self.lock_order |= 1u << m->order;
+#endif
+    return 1;
+}
+
 static inline void gs_unlock(gs_mutex *m) {
 #ifdef GS_DEBUG
     gs_self.lock_order &= ~(1u << m->order);

@@ -1,7 +1,7 @@
 # What every part uses: atomics, locks, log, text, clock, random bytes, threads. It must not know CUDA objects, phases
 # or the protocol.
 #
-#   gs_lock(&m) / gs_unlock(&m)        futex mutexes; all are defined, with their order, in platform.h (GS_MUTEXES)
+#   gs_lock(&m) gs_trylock(&m) gs_unlock(&m)   futex mutexes; all are defined, with their order, in platform.h
 #   gs_load gs_store gs_add gs_or gs_swap gs_cas (and ...64)   sequentially consistent, on uint32_t * (uint64_t *)
 #   gs_futex_wait(word, seen, timeout_ms)   returns at a wake, a signal, the timeout or if *word != seen; -1 waits on
 #   gs_log(format, ...)                one line to stderr where GPUSHARE_LOG=1; %s %.*s %d %u %x %c with l, ll, z
@@ -25,6 +25,7 @@ cdef extern from "platform.h" nogil:
     gs_thread gs_self
     gs_mutex start_mutex, hostfunc_mutex, phase_mutex, peer_mutex, tables_mutex
     void gs_lock(gs_mutex *m)
+    bint gs_trylock(gs_mutex *m)
     void gs_unlock(gs_mutex *m)
     void gs_reset_locks()
     uint32_t gs_load(uint32_t *p)

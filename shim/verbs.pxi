@@ -343,7 +343,11 @@ cdef void verb_fds(Reply *r, uint64_t first) noexcept nogil:
     cdef int number
     cdef const char *kind
     r.is_list = True
-    if fdrefs.live == 0 or not walk_begin(&walk):
+    if fdrefs.live == 0:
+        return
+    if not walk_begin(&walk):
+        reply_error(r, b"fd")
+        out_number(&r.text, b"errno", <uint64_t>errno)
         return
     while True:
         number = walk_next(&walk)

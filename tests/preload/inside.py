@@ -29,6 +29,14 @@ EXPORT void inside_leave(int cls) { @gs_leave(cls); }
 EXPORT void inside_bypass(int on) { gs_self.bypass = on; }
 EXPORT void inside_lock(int which) { gs_lock(which ? &tables_mutex : &start_mutex); }
 EXPORT void inside_unlock(int which) { gs_unlock(which ? &tables_mutex : &start_mutex); }
+EXPORT volatile int inside_state; /* of the tables: 1 being changed, 2 changed */
+EXPORT void inside_change(unsigned us) {
+    gs_lock(&tables_mutex);
+    inside_state = 1;
+    @sleep_us(us);
+    inside_state = 2;
+    gs_unlock(&tables_mutex);
+}
 EXPORT unsigned inside_hostfuncs(void) { return @hostfuncs_used(); }
 EXPORT unsigned inside_captures(void) { return @captures_live(); }
 EXPORT unsigned inside_unknown(void) { return @unknown_abi_count(); }

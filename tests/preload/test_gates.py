@@ -490,6 +490,23 @@ def test_a_forked_child_starts_empty(check: Callable[[str], None]) -> None:
     """)
 
 
+def test_a_fork_waits_for_a_change_of_the_tables(check: Callable[[str], None]) -> None:
+    """The child closes what stands in them; an entry that is half made would name a descriptor of the application."""
+    check("""
+        state = ctypes.c_int.in_dll(shim, "inside_state")
+        for _ in range(5):
+            state.value = 0
+            threads = start(lambda: shim.inside_change(30_000))
+            until(lambda: state.value == 1, "the change has begun")
+            pid = os.fork()
+            if pid == 0:
+                os._exit(0 if state.value == 2 else 1)
+            assert os.waitpid(pid, 0)[1] == 0
+            join(threads)
+        shim.inside_lock(1), shim.inside_unlock(1)
+    """)
+
+
 def test_locks_out_of_order_stop_a_debug_build(run: Run, inside: Path, stub_driver: Path) -> None:
     program = PRELUDE + "shim.inside_lock(1)\nshim.inside_lock(0)\n"
     result = run([sys.executable, "-c", program], preload=[inside], libraries=stub_driver)

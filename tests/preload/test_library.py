@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 from shim import build, generate
 from shim.hooks import HOOKS, LOADER_EXPORTS, Kind
+from tests.preload.conftest import Runner
 
 NEWEST_GLIBC = (2, 34)
 
@@ -85,6 +87,18 @@ void *dlsym(void *handle, const char *name) {
 
 def test_no_hook_is_half_written() -> None:
     assert generate.missing_hooks() == []
+
+
+def test_it_stays_where_a_program_closes_it(run: Runner, shim_path: Path) -> None:
+    """A plugin loader closes what it has opened, and threads of ours would run on in nothing."""
+    program = f"""
+import _ctypes, ctypes
+shim = ctypes.CDLL("{shim_path}")
+_ctypes.dlclose(shim._handle)
+assert "{shim_path}" in open("/proc/self/maps").read()
+"""
+    done = run([sys.executable, "-c", program], preload=[])
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_shim_that_needs_python_does_not_link(tmp_path: Path) -> None:
