@@ -16,7 +16,7 @@ from gpususpend import control, discover, errors, holder, processes
 from gpususpend.deadline import Deadline
 from gpususpend.discover import Found, Targets
 from gpususpend.group import Group, Rank, group_of, still_there, still_there_without_shim
-from gpususpend.journal import Journal, Kind, Member, Record, Stage, new_id
+from gpususpend.journal import Depth, Journal, Kind, Member, Record, Stage, new_id
 from gpususpend.session import Context
 
 
@@ -51,12 +51,15 @@ def check_free(journal: Journal, pids: Sequence[int]) -> Record | None:
 
 
 @contextlib.contextmanager
-def claimed(context: Context, members: Sequence[Member], driver: str) -> Iterator[Record]:
+def claimed(
+    context: Context, members: Sequence[Member], driver: str, depth: Depth = Depth.PROCESS
+) -> Iterator[Record]:
     """Write the record of a new group and hold it; raises if one of the processes belongs to another group."""
     journal = context.journal
     record = Record(
         id=new_id(), stage=Stage.SUSPENDING, step="preflight", simulated=context.simulated, driver=driver,
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"), members=list(members),
+        depth=depth,
     )  # fmt: skip
     with contextlib.ExitStack() as stack:
         with journal.choosing():

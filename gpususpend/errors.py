@@ -350,6 +350,20 @@ class NeedsRecover(Refused):
     template = "pid {pid} was left in phase {phase} by an earlier command; run `nvsnap-gpu-suspend recover {pid}`"
 
 
+class OtherDepth(Refused):
+    """A suspended group is at another depth than the command needs."""
+
+    code = "other-depth"
+    template = "pid {pid} is suspended with --depth {depth}, not {wanted}; resume its group first, then suspend it anew"
+
+
+class NoShimForPages(Refused):
+    """Only a shim can move memory off a GPU and leave the context there."""
+
+    code = "no-shim-for-pages"
+    template = "pid {pid} ({comm}) uses CUDA without the shim: only --depth process can suspend it"
+
+
 class NotSuspended(Refused):
     """The command needs a suspended group and there is none."""
 

@@ -33,6 +33,13 @@ class Stage(str, Enum):
     ROLLING_BACK = "rolling-back"
 
 
+class Depth(str, Enum):
+    """How much of a group leaves the GPUs."""
+
+    PROCESS = "process"  # everything: the driver checkpoints each process, and its threads are stopped
+    PAGES = "pages"  # the memory that the shims carry; contexts stay, threads run until they come to a gate
+
+
 class Kind(str, Enum):
     """What a member of a group is to the commands."""
 
@@ -83,6 +90,7 @@ class Record:
     simulated: bool
     driver: str
     members: list[Member]
+    depth: Depth = Depth.PROCESS
     frozen: bool = False  # the holder keeps the threads stopped (as far as this record knows)
     holder: dict[str, Any] | None = None
     calls: list[PendingCall] = field(default_factory=list)
@@ -119,6 +127,7 @@ def decode(content: bytes) -> Record:
         data["members"] = [_build(Member, {**item, "kind": Kind(item["kind"])}) for item in data["members"]]
         data["calls"] = [_build(PendingCall, item) for item in data["calls"]]
         data["stage"] = Stage(data["stage"])
+        data["depth"] = Depth(data.get("depth", Depth.PROCESS))
         return _build(Record, data)
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"damaged record: {error!r}") from None

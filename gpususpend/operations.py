@@ -15,14 +15,16 @@ from gpususpend.discover import Found, Targets
 from gpususpend.driver import DriverState, GpuPairs
 from gpususpend.group import Group, group_of
 from gpususpend.helpers import HelperFailed
-from gpususpend.journal import Member, Record, Stage
+from gpususpend.journal import Depth, Member, Record, Stage
 from gpususpend.recover import Goal
 from gpususpend.report import GroupReport, Report
 from gpususpend.session import Context, Session
 from gpususpend.status import group_report
 
 
-def suspend_targets(context: Context, targets: Targets, allow_unshimmed: bool, report: Report) -> None:
+def suspend_targets(
+    context: Context, targets: Targets, allow_unshimmed: bool, depth: Depth, report: Report
+) -> None:
     """Suspend what the targets name, as one group.  Raises errors; `report` holds what is known either way."""
     found = discover.examine_all(targets, context.warn)
     if targets.everything:
@@ -36,12 +38,14 @@ def suspend_targets(context: Context, targets: Targets, allow_unshimmed: bool, r
         if record is not None:
             report.groups.append(group_report(context, record))
             _refuse_stale(report.groups[-1])
+            if record.depth is not depth:
+                raise errors.OtherDepth(pid=record.pids[0], depth=record.depth.value, wanted=depth.value)
             report.already = True
             return
-        session = stack.enter_context(_prepared(context, found, allow_unshimmed))
+        session = stack.enter_context(_prepared(context, found, allow_unshimmed, depth))
         stack.enter_context(_reporting(context, session, report))
         record = stack.enter_context(
-            claims.claimed(context, session.group.members, session.driver.version().driver)
+            claims.claimed(context, session.group.members, session.driver.version().driver, depth)
         )
         session.record = record
         suspend.suspend(session)
@@ -75,7 +79,7 @@ def _nothing_left(context: Context, targets: Targets, report: Report) -> None:
 
 
 @contextlib.contextmanager
-def _prepared(context: Context, found: list[Found], allow_unshimmed: bool) -> Iterator[Session]:
+def _prepared(context: Context, found: list[Found], allow_unshimmed: bool, depth: Depth) -> Iterator[Session]:
     """Make the session of a suspend after all refusals; nothing has changed when it is yielded."""
     if not any(one.hello is not None or one.cuda for one in found):
         raise errors.NothingFound(what="none of the named processes uses CUDA")
@@ -85,7 +89,7 @@ def _prepared(context: Context, found: list[Found], allow_unshimmed: bool) -> It
     session = Session(context, group, blank)
     try:
         try:
-            _check(context, session, found, allow_unshimmed)
+            _check(context, session, found, allow_unshimmed, depth)
         except (errors.StepFailed, HelperFailed) as cause:
             raise errors.LookFailed(cause=cause) from cause
         death = session.death("preflight")
@@ -96,7 +100,7 @@ def _prepared(context: Context, found: list[Found], allow_unshimmed: bool) -> It
         session.close()
 
 
-def _check(context: Context, session: Session, found: list[Found], allow_unshimmed: bool) -> None:
+def _check(context: Context, session: Session, found: list[Found], allow_unshimmed: bool, depth: Depth) -> None:
     limits, tools = context.limits, context.tools
     preflight.check_phases(session.group, limits)
     # Before the imports: one whose exporter has no shim is better named by its kind, with the way out.
@@ -104,6 +108,7 @@ def _check(context: Context, session: Session, found: list[Found], allow_unshimm
     preflight.check_sharing(session.group, limits)
     settled = preflight.check_unshimmed(found, allow_unshimmed, session.group, limits, session.is_cuda)
     session.group.others = _group(settled).others
+    preflight.check_depth(session.group, depth)
     preflight.check_descriptors(session.group, limits)
     preflight.check_driver_version(session.driver.version().driver, context.simulated)
     plans, usage = preflight.plans_of(session.group, limits), tools.usage(session.driver)
@@ -143,7 +148,7 @@ def resume_targets(context: Context, targets: Targets, gpu_map: str | None, repo
 
 def _resume(context: Context, session: Session, gpu_map: str | None) -> None:
     recover.settle_calls(session)
-    session.driver_used = True
+    session.driver_used = session.record.depth is Depth.PROCESS
     pairs: GpuPairs = []
     if gpu_map is not None:
         session.driver.require_map()
@@ -151,8 +156,8 @@ def _resume(context: Context, session: Session, gpu_map: str | None) -> None:
         for old, new in pairs:
             context.progress.say(f"GPU {old} becomes {new}")
     with resume.told(session):
-        states = session.states()
-        if states and all(state == DriverState.CHECKPOINTED for state in states.values()):
+        states = session.states() if session.driver_used else {}
+        if all(state == DriverState.CHECKPOINTED for state in states.values()):
             preflight.check_room(needed(session.record), context.tools.usage(session.driver), dict(pairs))
     suspend.quiet_for_arenas(session)
     resume.resume(session, pairs)
@@ -239,6 +244,8 @@ def stop_targets(context: Context, targets: Targets, report: Report) -> None:
         with claims.taken(context, record) as now, claims.exclusive(now.pids):
             if now.stage is not Stage.SUSPENDED:
                 raise errors.NeedsRecover(pid=now.members[0].pid, phase=f"{now.stage.value}: {now.step}")
+            if now.depth is Depth.PAGES:
+                raise errors.OtherDepth(pid=now.pids[0], depth=now.depth.value, wanted=Depth.PROCESS.value)
             changed |= context.tools.end_holders(now, Deadline(context.limits.threads_s), context.warn)
             try:
                 now = context.journal.update(now, holder=None, frozen=False)
@@ -253,14 +260,14 @@ def stop_targets(context: Context, targets: Targets, report: Report) -> None:
 
 def recover_targets(context: Context, targets: Targets, goal: Goal, report: Report) -> None:
     """Bring every group that the targets touch to running or to suspended."""
-    again: list[tuple[int, ...]] = []
+    again: list[tuple[tuple[int, ...], Depth]] = []
     reached: list[bool] = []
 
     def work(session: Session) -> None:
         recover.settle_calls(session)
         before = session.record
         if not recover.recover(session, goal):
-            again.append(tuple(before.pids))
+            again.append((tuple(before.pids), before.depth))
         reached.append(session.record != before or not session.times)
 
     def check(records: list[Record], others: list[int]) -> None:
@@ -271,5 +278,5 @@ def recover_targets(context: Context, targets: Targets, goal: Goal, report: Repo
             raise errors.NothingToRecover(pid=loose)
 
     _each_group(context, targets, report, work, check)
-    for pids in again:
-        suspend_targets(context, Targets(pids), allow_unshimmed=True, report=report)
+    for pids, depth in again:
+        suspend_targets(context, Targets(pids), allow_unshimmed=True, depth=depth, report=report)

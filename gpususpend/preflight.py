@@ -19,7 +19,7 @@ from gpususpend.descriptors import CannotTake, Copy
 from gpususpend.discover import Found
 from gpususpend.gpus import Gpu, GpuUsage
 from gpususpend.group import Group, Rank
-from gpususpend.journal import Kind
+from gpususpend.journal import Depth, Kind
 from gpususpend.processes import Process
 from gpususpend.tools import Tools
 
@@ -224,6 +224,13 @@ def _knows(rank: Rank, copy: Copy, limits: Limits) -> bool:
         if refusal.facts["word"] != "unknown":
             raise
         return False
+
+
+def check_depth(group: Group, depth: Depth) -> None:
+    """Refuse what cannot be suspended at this depth."""
+    bare = [member for member in group.others if member.kind is Kind.UNSHIMMED]
+    if depth is Depth.PAGES and bare:
+        raise errors.NoShimForPages(pid=bare[0].pid, comm=bare[0].comm)
 
 
 def check_unshimmed(

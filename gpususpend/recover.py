@@ -11,7 +11,7 @@ from enum import Enum
 from gpususpend import driver, errors
 from gpususpend.deadline import Deadline
 from gpususpend.driver import DriverState
-from gpususpend.journal import PendingCall, Record, Stage
+from gpususpend.journal import Depth, PendingCall, Record, Stage
 from gpususpend.resume import resume, told
 from gpususpend.session import Context, Session
 from gpususpend.suspend import freeze_again, quiet_for_arenas
@@ -64,11 +64,15 @@ def recover(session: Session, goal: Goal) -> bool:
     suspends anew.  Raises outcomes as suspend and resume do.
     """
     record = session.record
-    session.driver_used = True
+    session.driver_used = record.depth is Depth.PROCESS
     with told(session):
         if goal is Goal.RECORDED:
             suspended = record.stage is Stage.SUSPENDED and not was_resumed(session)
             goal = Goal.SUSPENDED if suspended else Goal.RUNNING
+        if goal is Goal.SUSPENDED and is_down(session) and record.depth is Depth.PAGES:
+            if record.stage is not Stage.SUSPENDED:
+                session.note(stage=Stage.SUSPENDED, step="suspended", error="")
+            return True
         if goal is Goal.SUSPENDED and is_down(session):
             holders = session.context.tools.holders_of(record)
             if record.stage is not Stage.SUSPENDED or (record.frozen and not any(kept.alive() for kept in holders)):
@@ -87,8 +91,8 @@ def was_resumed(session: Session) -> bool:
 
 
 def is_down(session: Session) -> bool:
-    """Tell whether every process is checkpointed: all that may be missing is the freeze."""
-    states = session.states()
+    """Tell whether everything is away from the GPUs: all that may be missing is the freeze."""
+    states = session.states() if session.driver_used else {}
     phases = [reply.text("phase") for reply in session.quick("status").values()]
     down = all(state == DriverState.CHECKPOINTED for state in states.values())
     return down and all(phase == "sealed" for phase in phases)

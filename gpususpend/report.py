@@ -45,6 +45,7 @@ class GroupReport:
     phases: list[PhaseTime] = field(default_factory=list)
     usage: dict[str, tuple[int, int]] = field(default_factory=dict)
     holder: int | None = None
+    depth: str | None = None
     note: str = ""  # what a reader should do or know
     not_running: int = 0
 
@@ -54,6 +55,7 @@ class GroupReport:
             "id": self.id,
             "state": self.state,
             "step": self.step,
+            "depth": self.depth,
             "note": self.note,
             "holder": self.holder,
             "not_running": self.not_running,

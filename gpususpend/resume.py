@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from gpususpend import errors, phases
 from gpususpend.control import Reply, number
@@ -180,7 +181,7 @@ def reload(session: Session) -> None:
         session.shims("open", lambda rank: rank.ask("open", Deadline(limits.open_s)))
 
 
-def in_a_stop(session: Session, verb: str) -> dict[int, Reply]:
+def in_a_stop(session: Session, verb: str, **fields: Any) -> dict[int, Reply]:
     """Send `seal` or `unseal` while all threads of all ranks are stopped.
 
     A thread may be stopped with a lock in its hands that the shim needs; then it has to run on, and is stopped again
@@ -190,7 +191,7 @@ def in_a_stop(session: Session, verb: str) -> dict[int, Reply]:
 
     def ask(rank: Rank) -> Reply:
         attempt = deadline.within(SEAL_ATTEMPT_S)
-        return rank.ask(verb, attempt, timeout_ms=phases.timeout_ms(attempt))
+        return rank.ask(verb, attempt, timeout_ms=phases.timeout_ms(attempt), **fields)
 
     with session.timed(verb, len(session.group.ranks)) as phase:
         while True:

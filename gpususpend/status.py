@@ -10,7 +10,7 @@ from gpususpend.control import Reply
 from gpususpend.deadline import Deadline
 from gpususpend.discover import Targets
 from gpususpend.group import Rank, still_there
-from gpususpend.journal import Kind, Member, Record, Stage
+from gpususpend.journal import Depth, Kind, Member, Record, Stage
 from gpususpend.report import GroupReport, RankReport, Report
 from gpususpend.session import Context
 
@@ -64,13 +64,15 @@ def group_report(context: Context, record: Record) -> GroupReport:
     kept = [holder for holder in context.tools.holders_of(record) if holder.alive()]
     group = GroupReport(
         record.stage.value, ranks, id=record.id, step=record.step, holder=kept[0].pid if kept else None,
-        not_running=_idle(ranks),
+        not_running=_idle(ranks), depth=record.depth.value,
     )  # fmt: skip
     if record.calls:
         calls = ", ".join(f"{call.call} on pid {call.pid} in process {call.driver_pid}" for call in record.calls)
         group.note = f"driver calls have not returned: {calls}; run recover"
     elif record.stage is Stage.SUSPENDED and record.frozen and not kept:
         group.note = "the holder is gone: threads run, the gates hold; run recover"
+    elif record.stage is Stage.SUSPENDED and record.depth is Depth.PAGES:
+        group.note = "the memory is away, contexts stay on the GPUs; threads run until they come to a gate"
     elif record.stage is Stage.SUSPENDED and not record.frozen:
         group.note = "stopped: no holder, ready for a dump; resume brings it back"
     elif record.stage is not Stage.SUSPENDED:

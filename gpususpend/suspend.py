@@ -17,7 +17,7 @@ from gpususpend.deadline import Deadline
 from gpususpend.driver import DriverState
 from gpususpend.gpus import GpuUsage
 from gpususpend.group import Rank
-from gpususpend.journal import Kind, Stage
+from gpususpend.journal import Depth, Kind, Stage
 from gpususpend.preflight import read_plan
 from gpususpend.resume import (
     RESTLESS,
@@ -64,6 +64,11 @@ def go_down(session: Session) -> None:
     settle_orphans(session)
     prepare(session, quiet=True)  # what was allocated since, and what orphans were adopted
     session.verb("release", limits.copy_timeout_s, "saved_bytes", session.arena_total)
+    if session.record.depth is Depth.PAGES:
+        # CPU threads go on, and with them what they do to memory that is not the GPUs'.
+        in_a_stop(session, "seal", host=0)
+        leave(session, usage_before)
+        return
     if session.group.ranks:
         in_a_stop(session, "seal")
     session.driver_used = True
@@ -75,6 +80,17 @@ def go_down(session: Session) -> None:
         "checkpoint", pids, limits.checkpoint_timeout_s, lambda driver, until: driver.checkpoint(pids, until)
     )
     freeze(session, plain_nodes, usage_before)
+
+
+def leave(session: Session, usage_before: dict[str, GpuUsage]) -> None:
+    """Write down that the memory is away; nothing is stopped, and the gates hold."""
+    check_newcomers(session)
+    after = session.context.tools.usage(session.driver)
+    session.usage = {
+        uuid: (before.used_bytes, after[uuid].used_bytes) for uuid, before in usage_before.items() if uuid in after
+    }
+    session.interruptible = False
+    session.note(stage=Stage.SUSPENDED, step="suspended", room_bytes=session.carried, error="")
 
 
 def freeze(session: Session, plain_nodes: dict[int, set[str]], usage_before: dict[str, GpuUsage]) -> None:
