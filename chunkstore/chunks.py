@@ -87,6 +87,7 @@ class ChunkDirectory:
         self._chunks = os.path.join(path, CHUNKS)
         self._temporary = os.path.join(path, TEMPORARY)
         self._sweep = os.path.join(path, SWEEP_LOCK)
+        self._keeps_access_times: bool | None = None  # not looked at yet
 
     def make(self) -> None:
         """Make the directories that hold chunks, where they are missing; raises OSError.
@@ -121,12 +122,21 @@ class ChunkDirectory:
         path = self.file_of(name)
         try:
             with self._sweep_lock(exclusive=False), self.files.opened(path) as fd:
-                self.files.system.mark_used(fd)
+                self._mark_used(fd)
                 return _entry(name, self.files.system.fstat(fd))
         except FileNotFoundError:
             return None
         except OSError as error:
             raise errors.write_failed("cannot lease", path, error) from error
+
+    def _mark_used(self, fd: int) -> None:
+        """Set the access time, or where the filesystem keeps none both times: then the chunk counts as a new one."""
+        if self._keeps_access_times is None:
+            self._keeps_access_times = self.files.keeps_access_times(self._temporary)
+        if self._keeps_access_times:
+            self.files.system.mark_used(fd)
+        else:
+            self.files.system.mark_published(fd)
 
     @contextlib.contextmanager
     def _sweep_lock(self, exclusive: bool) -> Iterator[None]:

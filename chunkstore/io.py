@@ -332,6 +332,21 @@ class Files:
         except (FileNotFoundError, LocksUnsupported):
             return False
 
+    def keeps_access_times(self, directory: str) -> bool:
+        """Tell whether a file's access time can be set by itself; some network filesystems keep none."""
+        fd, path = self._create(directory)
+        try:
+            before = self.system.fstat(fd)
+            os.utime(fd, ns=(1, before.st_mtime_ns))
+            self.system.mark_used(fd)
+            after = self.system.stat(path)
+            return after.st_atime_ns > 1 and after.st_mtime_ns == before.st_mtime_ns
+        except OSError:
+            return False
+        finally:
+            self.system.close(fd)
+            self.system.unlink(path)
+
     def clock_ns(self, directory: str) -> int:
         """Return the time by the clock that stamps this filesystem's files, which may be another machine's."""
         fd, path = self._create(directory)

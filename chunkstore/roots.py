@@ -49,8 +49,12 @@ def record(store: Store, root: Root) -> None:
 
 def drop(store: Store, id: str) -> None:
     """Remove a root's record, if there is one; raises OSError."""
-    with contextlib.suppress(FileNotFoundError):
-        store.files.system.unlink(root_file(store, id))
+    path = root_file(store, id)
+    try:
+        store.files.system.unlink(path)
+    except OSError:
+        if os.path.lexists(path):  # a read-only filesystem refuses to remove even what is not there
+            raise
     store.files.sync_directory(os.path.join(store.path, format.ROOTS))  # raises where the whole store has vanished
 
 

@@ -51,6 +51,7 @@ class Save:
         path = os.path.realpath(directory)
         id = secrets.token_hex(16)
         _refuse_existing(store.files, path)
+        store.begin_save()
         try:
             store.files.make_directory(path)
             fd = lock_directory(store.files, path)

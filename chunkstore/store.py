@@ -84,8 +84,8 @@ class Store:
         self.chunks = ChunkDirectory(path, files, self.hash)
         self.cache: Cache | None = None
         self._verify = verify_existing
-        self._sure: set[str] = set()  # written or compared by this object
-        self._clean_ns: int | None = None
+        self._sure: set[str] = set()  # written or compared since the last save began
+        self._clean_ns: int | None = None  # None: not looked up yet
         self._busy: set[str] = set()
         self._turn = threading.Condition()
 
@@ -171,6 +171,11 @@ class Store:
         return self.facts.chunk_size_bytes
 
     # --- writing
+
+    def begin_save(self) -> None:
+        """Believe no longer what an earlier save through this object wrote or compared, but a newer check."""
+        self._sure = set()
+        self._clean_ns = None
 
     def put(self, data: memoryview) -> Put:
         """Keep a content of at most `chunk_size_bytes`; it is durable when the call returns.

@@ -311,3 +311,41 @@ def test_checkpoint_of_zeros_only(store: Store, tmp_path: Path) -> None:
         begun.commit()
     assert not Checkpoint.open(tmp_path / "ckpt").stored_chunks()
     assert load(store, tmp_path / "ckpt") == [bytes(SIZE)]
+
+
+def test_save_that_begins_while_the_collector_reads_the_roots(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in none of the roots that the collector saw, and relies on an old chunk that nobody else needs."""
+    put = store.put(memory(content(1)))
+    age(Path(store.path))
+    real = roots.find_all
+
+    def find_all(asked: Store) -> list[roots.Found]:
+        found = real(asked)
+        make(store, tmp_path / "ckpt", [1])
+        now_ns = store.files.clock_ns(str(tmp_path))
+        while store.files.clock_ns(str(tmp_path)) == now_ns:  # the filesystem's clock is a coarse one
+            pass
+        return found
+
+    monkeypatch.setattr(roots, "find_all", find_all)
+    assert gc.collect(store, grace_s=0).removed_chunks == 0
+    store.get(put.chunk, memory(SIZE))
+    assert load(store, tmp_path / "ckpt") == [content(1)]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_lease_holds_where_access_times_are_not_kept(store: Store, kept: bool) -> None:
+    chunk = store.put(memory(content(1))).chunk
+    age(Path(store.path))
+    old = os.stat(chunk_file(store, chunk)).st_mtime_ns
+
+    def ignore(name: str, *arguments: Any) -> Any:
+        return True if name == "mark_used" and not kept else None
+
+    later = Store.open(store.path, files=files_of(ignore))
+    assert later.put(memory(content(1))).how is How.KNOWN
+    assert (os.stat(chunk_file(store, chunk)).st_mtime_ns == old) is kept
+    assert gc.collect(store).removed_chunks == 0
+    assert not os.listdir(Path(store.path) / "tmp")

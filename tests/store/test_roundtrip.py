@@ -221,6 +221,15 @@ class TestDamage:
         if not trusted:
             later.get(chunk, memory(SIZE))
 
+    def test_what_one_save_compared_the_next_compares_again(self, store: Store, tmp_path: Path) -> None:
+        save(store, tmp_path / "one", [1])
+        (chunk,) = Checkpoint.open(tmp_path / "one").stored_chunks().values()
+        assert store.put(memory(content(1))).how is How.KNOWN
+        chunk_file(store, chunk).write_bytes(content(2))
+        assert store.put(memory(content(1))).how is How.KNOWN, "compared twice in one save"
+        with Save.begin(store, tmp_path / "two"):
+            assert store.put(memory(content(1))).how is How.REPAIRED
+
     def test_two_contents_with_one_hash(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         chunk = store.put(memory(content(1))).chunk
         monkeypatch.setattr("chunkstore.store.chunk_of", lambda data, digest: chunk)
