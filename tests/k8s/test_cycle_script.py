@@ -1,0 +1,166 @@
+"""k8s/vllm_ckpt_cycle.sh: it cycles a server in place, and leaves it running however it ends (B09)."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.programs.client import Worker
+from tests.programs.setting import ROOT, Setting
+from tests.programs.tool import Tool
+
+MIB = 1 << 20
+SCRIPT = ROOT / "k8s" / "vllm_ckpt_cycle.sh"
+pytestmark = pytest.mark.machine(driver="sim")
+
+
+@pytest.fixture
+def worker(start_worker: Callable[..., Worker]) -> Worker:
+    """A process with memory whose content is known."""
+    one = start_worker(0)
+    one.fill(one.alloc(MIB), MIB, 1)
+    return one
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """Answers as an OpenAI-compatible server does; `tokens` is what the next completion has."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.tokens: list[list[int]] = [[1, 2, 3]]
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """One request."""
+
+    def do_GET(self) -> None:
+        self._answer({"data": [{"id": "model"}]})
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert asked["model"] == "model" and asked["temperature"] == 0
+        tokens = self.server.tokens  # type: ignore[attr-defined]
+        found = tokens.pop(0) if len(tokens) > 1 else tokens[0]
+        self._answer({"choices": [{"text": str(found), "token_ids": found, "logprobs": None}]})
+
+    def _answer(self, data: object) -> None:
+        content = json.dumps(data).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        """Stay quiet."""
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """A server beside the worker."""
+    with Server() as one:
+        thread = threading.Thread(target=one.serve_forever)
+        thread.start()
+        yield one
+        one.shutdown()
+        thread.join(10)
+
+
+@pytest.fixture
+def start(tool: Tool, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """A function that starts the script; `command` is this tree's, with the simulated driver."""
+    command = tmp_path / "nvsnap-gpu-suspend"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m gpususpend "$@"\n')
+    command.chmod(0o755)
+    started: list[subprocess.Popen[str]] = []
+
+    def begin(*words: object) -> subprocess.Popen[str]:
+        started.append(subprocess.Popen(
+            [str(SCRIPT), "--command", str(command), *map(str, words)], cwd=ROOT, text=True,
+            env=tool.environ() | {"NVSNAP_GPU_SUSPEND_DRIVER": "sim"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        ))  # fmt: skip
+        return started[-1]
+
+    yield begin
+    for one in started:
+        one.kill()
+        one.communicate()
+
+
+def state(tool: Tool, worker: Worker) -> str:
+    """Return the state of the worker."""
+    groups = tool.run("status", worker.pid).expect(0).json["groups"]
+    return str(groups[0]["ranks"][0]["state"])
+
+
+def wait_for(tool: Tool, worker: Worker, wanted: str) -> None:
+    """Wait until the worker is in a state."""
+    until = time.monotonic() + 60
+    while state(tool, worker) != wanted:
+        assert time.monotonic() < until, f"never {wanted}"
+        time.sleep(0.05)
+
+
+def test_cycles_with_the_same_answers(
+    start: Callable[..., subprocess.Popen[str]], tool: Tool, worker: Worker, server: Server
+) -> None:
+    """Twice; the server is asked before and after each."""
+    script = start("--cycles", 2, "--hold", 0.2, "--url", server.url, worker.pid)
+    said = script.communicate(timeout=100)[1]
+    assert script.returncode == 0 and said.count("the same answer") == 2, said
+    assert state(tool, worker) == "running"
+    worker.check()
+
+
+def test_another_answer_is_a_failure(
+    start: Callable[..., subprocess.Popen[str]], tool: Tool, worker: Worker, server: Server
+) -> None:
+    """Exit status 1, and the server runs."""
+    server.tokens = [[1, 2, 3], [1, 2, 4]]
+    script = start("--hold", 0.1, "--url", server.url, worker.pid)
+    said = script.communicate(timeout=100)[1]
+    assert script.returncode == 1 and "another answer after cycle 1" in said, said
+    assert state(tool, worker) == "running"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_b09_a_script_that_is_killed_leaves_the_server_running(
+    start: Callable[..., subprocess.Popen[str]], tool: Tool, worker: Worker, number: signal.Signals
+) -> None:
+    """While the server is suspended; the exit status is the signal's."""
+    script = start("--hold", 1, "--cycles", 50, worker.pid)
+    wait_for(tool, worker, "suspended")
+    script.send_signal(number)
+    said = script.communicate(timeout=100)[1]
+    assert script.returncode == 128 + number, said
+    assert state(tool, worker) == "running"
+    worker.check()
+
+
+def test_b09_the_first_failure_is_the_exit_status(
+    start: Callable[..., subprocess.Popen[str]], tool: Tool, worker: Worker, machine: Setting
+) -> None:
+    """A load that fails once: the way out resumes again, and the script still says 8."""
+    machine.inject("cuMemCreate 1 2", worker.pid)
+    script = start("--hold", 0.1, worker.pid)
+    said = script.communicate(timeout=100)[1]
+    assert script.returncode == 8 and "bringing the server back" in said, said
+    assert state(tool, worker) == "running"
+    worker.check()
+
+
+@pytest.mark.parametrize("words", [[], ["--cycles", "many", "1"], ["--what", "1"], ["1", "2"], ["--hold"]])
+def test_bad_words_change_nothing(start: Callable[..., subprocess.Popen[str]], words: list[str]) -> None:
+    """Exit status 2 and the usage."""
+    script = start(*words)
+    said = script.communicate(timeout=20)[1]
+    assert script.returncode == 2 and "usage:" in said, said
