@@ -152,7 +152,8 @@ def _forbidden_calls(code: str) -> Iterator[str]:
     for match in re.finditer(r"(?<![\w.>])(\w+)\s*\(", code):
         if match[1] in FORBIDDEN_CALLS:
             yield f"{match[1]}: {FORBIDDEN_CALLS[match[1]]}"
-        if match[1] in OPENING_CALLS and "CLOEXEC" not in code[match.end() :]:
+        defined = code.startswith("#define")  # as a system call, with the flags of who calls it
+        if match[1] in OPENING_CALLS and "CLOEXEC" not in code[match.end() :] and not defined:
             yield f"{match[1]} without CLOEXEC: the application's programs inherit the descriptor"
     if re.search(r"\bF_DUPFD\b", code):
         yield "F_DUPFD: use F_DUPFD_CLOEXEC, or the application's programs inherit the descriptor"

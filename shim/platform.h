@@ -32,6 +32,19 @@
 
 #define GS_STREAM_PER_THREAD CU_STREAM_PER_THREAD
 
+/* ---- system calls ----
+ * libc's functions of these names end a thread that was cancelled; one that ends inside the shim never gives back its
+ * locks and its place at the gates. `syscall` does not look for cancellation. */
+#define open(path, flags) ((int)syscall(SYS_openat, AT_FDCWD, path, flags))
+#define close(fd) ((int)syscall(SYS_close, fd))
+#define read(fd, bytes, size) ((ssize_t)syscall(SYS_read, fd, bytes, size))
+#define write(fd, bytes, size) ((ssize_t)syscall(SYS_write, fd, bytes, size))
+#define connect(fd, address, size) ((int)syscall(SYS_connect, fd, address, size))
+#define sendmsg(fd, message, flags) ((ssize_t)syscall(SYS_sendmsg, fd, message, flags))
+#define recvmsg(fd, message, flags) ((ssize_t)syscall(SYS_recvmsg, fd, message, flags))
+#define getrandom(bytes, size, flags) ((ssize_t)syscall(SYS_getrandom, bytes, size, flags))
+#define nanosleep(wanted, left) ((int)syscall(SYS_nanosleep, wanted, left))
+
 /* ---- atomics ----
  * Sequentially consistent where two words are compared across threads (the gates), else acquire and release. */
 static inline uint32_t gs_load(uint32_t *p) { return __atomic_load_n(p, __ATOMIC_SEQ_CST); }
