@@ -77,27 +77,23 @@ Which pool is used, and what it is like.
     cuMemGetDefaultMemPool cuMemPoolSetAttribute cuMemPoolGetAttribute cuMemPoolGetAccess
     cuDeviceGetGraphMemAttribute cuDeviceSetGraphMemAttribute
 
-Describes a graph on the host: nothing runs before the launch, which is held, and addresses stay the same.
+Describes a graph on the host: nothing runs before the launch, which is held, and no address is looked up.
     cuGraphCreate cuGraphDestroy cuGraphClone cuGraphAddKernelNode cuGraphKernelNodeGetParams
     cuGraphKernelNodeSetParams cuGraphKernelNodeCopyAttributes cuGraphKernelNodeGetAttribute
-    cuGraphKernelNodeSetAttribute cuGraphAddMemcpyNode cuGraphMemcpyNodeGetParams cuGraphMemcpyNodeSetParams
-    cuGraphAddMemsetNode cuGraphMemsetNodeGetParams cuGraphMemsetNodeSetParams cuGraphMemAllocNodeGetParams
-    cuGraphAddBatchMemOpNode cuGraphBatchMemOpNodeGetParams cuGraphBatchMemOpNodeSetParams
-    cuGraphAddChildGraphNode cuGraphChildGraphNodeGetGraph cuGraphAddEmptyNode cuGraphAddEventRecordNode
-    cuGraphEventRecordNodeGetEvent cuGraphEventRecordNodeSetEvent cuGraphAddEventWaitNode
+    cuGraphKernelNodeSetAttribute cuGraphMemcpyNodeGetParams cuGraphMemsetNodeGetParams cuGraphMemAllocNodeGetParams
+    cuGraphBatchMemOpNodeGetParams cuGraphAddChildGraphNode cuGraphChildGraphNodeGetGraph cuGraphAddEmptyNode
+    cuGraphAddEventRecordNode cuGraphEventRecordNodeGetEvent cuGraphEventRecordNodeSetEvent cuGraphAddEventWaitNode
     cuGraphEventWaitNodeGetEvent cuGraphEventWaitNodeSetEvent cuGraphAddExternalSemaphoresSignalNode
     cuGraphExternalSemaphoresSignalNodeGetParams cuGraphExternalSemaphoresSignalNodeSetParams
     cuGraphAddExternalSemaphoresWaitNode cuGraphExternalSemaphoresWaitNodeGetParams
     cuGraphExternalSemaphoresWaitNodeSetParams cuGraphAddDependencies cuGraphRemoveDependencies cuGraphGetEdges
-    cuGraphGetNodes cuGraphGetRootNodes cuGraphNodeGetDependencies cuGraphNodeGetDependentNodes
-    cuGraphNodeFindInClone cuGraphNodeGetType cuGraphNodeGetContainingGraph cuGraphNodeGetLocalId
-    cuGraphNodeGetToolsId cuGraphNodeGetEnabled cuGraphGetId cuGraphDestroyNode cuGraphDebugDotPrint
-    cuGraphConditionalHandleCreate cuGraphRetainUserObject cuGraphReleaseUserObject cuUserObjectRetain
-    cuUserObjectRelease
+    cuGraphGetNodes cuGraphGetRootNodes cuGraphNodeGetDependencies cuGraphNodeGetDependentNodes cuGraphNodeFindInClone
+    cuGraphNodeGetType cuGraphNodeGetContainingGraph cuGraphNodeGetLocalId cuGraphNodeGetToolsId cuGraphNodeGetEnabled
+    cuGraphGetId cuGraphDestroyNode cuGraphDebugDotPrint cuGraphConditionalHandleCreate cuGraphRetainUserObject
+    cuGraphReleaseUserObject cuUserObjectRetain cuUserObjectRelease
 
 Changes what the next launch of a graph does; the launch is held.
-    cuGraphExecGetFlags cuGraphExecGetId cuGraphExecKernelNodeSetParams cuGraphExecMemcpyNodeSetParams
-    cuGraphExecMemsetNodeSetParams cuGraphExecBatchMemOpNodeSetParams cuGraphExecChildGraphNodeSetParams
+    cuGraphExecGetFlags cuGraphExecGetId cuGraphExecKernelNodeSetParams cuGraphExecChildGraphNodeSetParams
     cuGraphExecEventRecordNodeSetEvent cuGraphExecEventWaitNodeSetEvent
     cuGraphExecExternalSemaphoresSignalNodeSetParams cuGraphExecExternalSemaphoresWaitNodeSetParams
     cuGraphNodeSetEnabled
@@ -126,6 +122,9 @@ A supervisor's calls about other processes.
 
 MAY_NOT_PASS = re.compile(r"\b(CUstream|CUdeviceptr|CUdeviceptr_v\d|CUmemGenericAllocationHandle|CUhostFn)\b")
 """What a function's parameters may not name if it is to pass: it would act on memory or on a stream."""
+
+SHOWS = re.compile(r"cu\w+Get\w+|cuOccupancy\w+|cuCheckpoint\w+")
+"""Names of functions that may take a structure with such a member: they fill it in, or look at other members."""
 
 ACTS = re.compile(
     r"Launch|Memcpy|Memset|MemOp|HostFunc|WaitValue|WriteValue|Prefetch|Export|Import|MapResources|MapArray"
@@ -207,11 +206,38 @@ def declarations(header: str) -> list[Declaration]:
     return result
 
 
+def structures(code: str) -> Iterator[tuple[str, str]]:
+    """Yield the names of a header's structures and unions with what stands in them, and the other names of types."""
+    for start in re.finditer(r"typedef\s+(?:struct|union)\s+\w*\s*\{", code):
+        depth, end = 1, start.end()
+        while depth:
+            depth += {"{": 1, "}": -1}.get(code[end], 0)
+            end += 1
+        if name := re.match(r"\s*(\w+)\s*;", code[end:]):
+            yield name[1], code[start.end() : end]
+    for meaning, name in re.findall(r"typedef\s+(?:struct\s+|union\s+)?(\w+)\s+(\w+)\s*;", code):
+        yield name, meaning
+
+
+def types_that_name_memory(header: str) -> set[str]:
+    """Return the structures of a header with a member, at whatever depth, that is an address or a stream."""
+    known = list(structures(re.sub(r"/\*.*?\*/|//[^\n]*", "", header, flags=re.S)))
+    found: set[str] = set()
+    while more := {
+        name
+        for name, body in known
+        if name not in found and (MAY_NOT_PASS.search(body) or found & set(re.findall(r"\w+", body)))
+    }:
+        found |= more
+    return {name for name in found if not MAY_NOT_PASS.fullmatch(name)}
+
+
 def faults(header: str) -> list[str]:
     """Say what a cuda.h declares that is not known here, or that may not pass and does."""
     symbols = {hook.symbol for hook in HOOKS if hook.kind is not Kind.REAL}
     names = {function.name for function in hooked()}
     passing = {function.name for function in passed()}
+    indirect = types_that_name_memory(header)
     found = []
     for declared in declarations(header):
         name = base_name(declared.symbol)
@@ -224,6 +250,8 @@ def faults(header: str) -> list[str]:
             found.append(f"{declared.symbol}: not classified")
         elif MAY_NOT_PASS.search(declared.params):
             found.append(f"{declared.symbol}: passes, and its parameters name memory or a stream")
+        elif indirect & set(re.findall(r"\w+", declared.params)) and not SHOWS.fullmatch(name):
+            found.append(f"{declared.symbol}: passes, and a structure among its parameters names memory or a stream")
         elif ACTS.search(name) and not DESCRIBES.fullmatch(name):
             found.append(f"{declared.symbol}: passes, and its name says that it acts on memory")
     return found
@@ -247,8 +275,8 @@ def report() -> str:
         f"- **refused** ({count[State.REFUSED]}): a process that has what the call makes is not suspended;",
         "  the refusal names the object, the process and the way out.",
         f"- **passed** ({count[State.PASSED]}): the call goes to the driver. No function may pass that has a stream or",
-        "  an address of device memory among its parameters, takes a handle or a host function, or whose name",
-        "  says that it launches, copies, sets, maps, exports or imports.",
+        "  an address of device memory among its parameters or in a structure that it is given, takes a handle or a",
+        "  host function, or whose name says that it launches, copies, sets, maps, exports or imports.",
         "",
         "| function | | why |",
         "|---|---|---|",

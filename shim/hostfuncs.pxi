@@ -318,9 +318,13 @@ cdef public CUresult cuGraphAddNode(CUgraphNode *phGraphNode, CUgraph hGraph, co
                                     size_t numDependencies, CUgraphNodeParams *nodeParams) noexcept nogil:
     """Add a node of any kind to a graph."""
     cdef gs_node_params copy
+    cdef CUresult rc
     if not gs_find(<void *>&gs_real.cuGraphAddNode):
         return gs_absent()
-    return gs_real.cuGraphAddNode(phGraphNode, hGraph, dependencies, numDependencies, hidden_node(nodeParams, &copy))
+    gs_enter(GS_MEMORY, NULL, GS_NO_STREAM)
+    rc = gs_real.cuGraphAddNode(phGraphNode, hGraph, dependencies, numDependencies, hidden_node(nodeParams, &copy))
+    gs_leave(GS_MEMORY)
+    return rc
 
 
 cdef public CUresult cuGraphAddNode_v2(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies,
@@ -328,10 +332,14 @@ cdef public CUresult cuGraphAddNode_v2(CUgraphNode *phGraphNode, CUgraph hGraph,
                                        CUgraphNodeParams *nodeParams) noexcept nogil:
     """Add a node of any kind, with edge data, to a graph."""
     cdef gs_node_params copy
+    cdef CUresult rc
     if not gs_find(<void *>&gs_real.cuGraphAddNode_v2):
         return gs_absent()
-    return gs_real.cuGraphAddNode_v2(phGraphNode, hGraph, dependencies, dependencyData, numDependencies,
-                                     hidden_node(nodeParams, &copy))
+    gs_enter(GS_MEMORY, NULL, GS_NO_STREAM)
+    rc = gs_real.cuGraphAddNode_v2(phGraphNode, hGraph, dependencies, dependencyData, numDependencies,
+                                   hidden_node(nodeParams, &copy))
+    gs_leave(GS_MEMORY)
+    return rc
 
 
 cdef public CUresult cuGraphAddNode_v3(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies,
@@ -339,35 +347,51 @@ cdef public CUresult cuGraphAddNode_v3(CUgraphNode *phGraphNode, CUgraph hGraph,
                                        CUgraphNodeParams *nodeParams) noexcept nogil:
     """Add a node of any kind, with edge data, to a graph (the form of CUDA 13.4)."""
     cdef gs_node_params copy
+    cdef CUresult rc
     if not gs_find(<void *>&gs_real.cuGraphAddNode_v3):
         return gs_absent()
-    return gs_real.cuGraphAddNode_v3(phGraphNode, hGraph, dependencies, dependencyData, numDependencies,
-                                     hidden_node(nodeParams, &copy))
+    gs_enter(GS_MEMORY, NULL, GS_NO_STREAM)
+    rc = gs_real.cuGraphAddNode_v3(phGraphNode, hGraph, dependencies, dependencyData, numDependencies,
+                                   hidden_node(nodeParams, &copy))
+    gs_leave(GS_MEMORY)
+    return rc
 
 
 cdef public CUresult cuGraphNodeSetParams(CUgraphNode hNode, CUgraphNodeParams *nodeParams) noexcept nogil:
     """Change a node of any kind."""
     cdef gs_node_params copy
+    cdef CUresult rc
     if not gs_find(<void *>&gs_real.cuGraphNodeSetParams):
         return gs_absent()
-    return gs_real.cuGraphNodeSetParams(hNode, hidden_node(nodeParams, &copy))
+    gs_enter(GS_MEMORY, NULL, GS_NO_STREAM)
+    rc = gs_real.cuGraphNodeSetParams(hNode, hidden_node(nodeParams, &copy))
+    gs_leave(GS_MEMORY)
+    return rc
 
 
 cdef public CUresult cuGraphNodeSetParams_v2(CUgraphNode hNode, CUgraphNodeParams *nodeParams) noexcept nogil:
     """Change a node of any kind (the form of CUDA 13.4)."""
     cdef gs_node_params copy
+    cdef CUresult rc
     if not gs_find(<void *>&gs_real.cuGraphNodeSetParams_v2):
         return gs_absent()
-    return gs_real.cuGraphNodeSetParams_v2(hNode, hidden_node(nodeParams, &copy))
+    gs_enter(GS_MEMORY, NULL, GS_NO_STREAM)
+    rc = gs_real.cuGraphNodeSetParams_v2(hNode, hidden_node(nodeParams, &copy))
+    gs_leave(GS_MEMORY)
+    return rc
 
 
 cdef public CUresult cuGraphExecNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode,
                                               CUgraphNodeParams *nodeParams) noexcept nogil:
     """Change a node of any kind in an instantiated graph."""
     cdef gs_node_params copy
+    cdef CUresult rc
     if not gs_find(<void *>&gs_real.cuGraphExecNodeSetParams):
         return gs_absent()
-    return gs_real.cuGraphExecNodeSetParams(hGraphExec, hNode, hidden_node(nodeParams, &copy))
+    gs_enter(GS_MEMORY, NULL, GS_NO_STREAM)
+    rc = gs_real.cuGraphExecNodeSetParams(hGraphExec, hNode, hidden_node(nodeParams, &copy))
+    gs_leave(GS_MEMORY)
+    return rc
 
 
 cdef public CUresult cuGraphNodeGetParams(CUgraphNode hNode, CUgraphNodeParams *nodeParams) noexcept nogil:

@@ -134,6 +134,24 @@ def test_every_generated_hook_waits_at_its_gate(check: Callable[[str], None]) ->
     """)
 
 
+def test_nodes_of_graphs_wait_at_the_memory_gate(check: Callable[[str], None]) -> None:
+    """They may name addresses, which the driver looks up when the node is made."""
+    check("""
+        shim.inside_close(LAUNCH)
+        shim.inside_close(MEMORY)
+        names = ["cuGraphAddNode", "cuGraphAddNode_v2", "cuGraphAddNode_v3", "cuGraphNodeSetParams",
+                 "cuGraphNodeSetParams_v2", "cuGraphExecNodeSetParams"]
+        node = (ctypes.c_char * 256)()
+        last = {"cuGraphAddNode": 4, "cuGraphAddNode_v2": 5, "cuGraphAddNode_v3": 5, "cuGraphExecNodeSetParams": 2}
+        waiting = start(*[lambda name=name: getattr(cuda, name)(*[None] * last.get(name, 1), node) for name in names])
+        until(lambda: shim.inside_waiting(MEMORY) == len(names), "every one waits")
+        assert not any(calls(name) for name in names)
+        shim.inside_open()
+        join(waiting)
+        assert all(calls(name) == 1 for name in names)
+    """)
+
+
 def test_admission_lets_exactly_that_many_launches_through(check: Callable[[str], None]) -> None:
     check("""
         shim.inside_close(LAUNCH)

@@ -54,6 +54,8 @@ def test_what_the_shim_calls_unhooked_passes() -> None:
         ("cuDeviceGetCount_v2", "int *count, CUstream hStream", "its parameters name memory or a stream"),
         ("cuCtxSetFlags_v2", "unsigned int flags, CUdeviceptr\n    where", "its parameters name memory or a stream"),
         ("cuCtxGetId_v2", "CUmemGenericAllocationHandle handle", "its parameters name memory or a stream"),
+        ("cuGraphClone_v2", "CUgraph graph, const CUDA_MEMCPY3D *like", "a structure among its parameters"),
+        ("cuGraphClone_v3", "CUgraph graph, const CUgraphNodeParams *like", "a structure among its parameters"),
     ],
 )
 def test_a_new_function_is_found(cuda_h: str, name: str, params: str, why: str) -> None:
@@ -80,6 +82,13 @@ def test_a_name_that_says_that_it_acts_may_not_pass(cuda_h: str, monkeypatch: py
     monkeypatch.setattr(census, "PASSED", f"{census.PASSED}\nWrongly.\n    {name}\n")
     (fault,) = census.faults(with_function(cuda_h, name, "int *value"))
     assert fault == f"{name}: passes, and its name says that it acts on memory"
+
+
+def test_structures_that_name_memory(cuda_h: str) -> None:
+    """Directly, in a member of a member, by another name; and not those that name none."""
+    found = census.types_that_name_memory(cuda_h)
+    assert {"CUDA_MEMCPY3D", "CUDA_MEMCPY3D_v2", "CUDA_RESOURCE_DESC", "CUgraphNodeParams", "CUlaunchConfig"} <= found
+    assert not {"CUDA_KERNEL_NODE_PARAMS", "CUuuid", "CUDA_ARRAY_DESCRIPTOR", "CUmemAllocationProp"} & found
 
 
 def test_states_are_those_of_the_kinds() -> None:
