@@ -172,6 +172,7 @@ _ADVICE = {
     errno.EACCES: "use the user that owns the store",
     errno.EPERM: "use the user that owns the store",
     errno.ENOTDIR: "name a directory",
+    errno.ELOOP: "a symbolic link lies there, which is not followed: see who made it, and remove it",
 }
 _VANISHED = {errno.ENOENT, errno.ESTALE, errno.ENOTCONN, errno.ENODEV, errno.ENXIO}
 

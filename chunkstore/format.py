@@ -238,10 +238,14 @@ def piece_sizes(size_bytes: int, chunk_size_bytes: int) -> list[int]:
     return [chunk_size_bytes] * full + ([rest] if rest else [])
 
 
-def _allocation_body(item: Allocation, chunk_size_bytes: int) -> dict[str, Any]:
-    sizes = [chunk.size_bytes for chunk in item.chunks]
-    if sizes != piece_sizes(item.size_bytes, chunk_size_bytes):
+def require_whole(item: Allocation, chunk_size_bytes: int) -> None:
+    """Raise ValueError unless the chunks of an allocation make up its size."""
+    if [chunk.size_bytes for chunk in item.chunks] != piece_sizes(item.size_bytes, chunk_size_bytes):
         raise ValueError(f"the chunks at {item.address:#x} do not make up the {item.size_bytes} bytes there")
+
+
+def _allocation_body(item: Allocation, chunk_size_bytes: int) -> dict[str, Any]:
+    require_whole(item, chunk_size_bytes)
     return {
         "device": item.device,
         "address": hex(item.address),  # as text: numbers above 2**53 do not survive every reader of JSON

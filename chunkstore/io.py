@@ -64,8 +64,8 @@ class Files:
         return view
 
     @contextlib.contextmanager
-    def opened(self, path: str, flags: int = os.O_RDONLY) -> Iterator[int]:
-        """Keep a file open for the length of a with statement."""
+    def opened(self, path: str, flags: int = os.O_RDONLY | os.O_NOFOLLOW) -> Iterator[int]:
+        """Keep a file open for the length of a with statement; a symbolic link in its place is refused."""
         fd = self.system.open(path, flags)
         try:
             yield fd
@@ -299,7 +299,7 @@ class Files:
 
         Raises `Busy` if others held it for `wait_s`, `LocksUnsupported` if the filesystem has no locks.
         """
-        fd = self.system.open(path, os.O_RDWR | os.O_CREAT)
+        fd = self.system.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
         try:
             self.wait_for_lock(fd, path, exclusive, wait_s, what)
             yield fd

@@ -87,16 +87,23 @@ class Save:
 
     def add_rank(self, inner_pid: int, facts: Mapping[str, Any] | None = None) -> None:
         """Add a rank, or the caller's facts (JSON values) to one."""
-        if inner_pid <= 0:
-            raise ValueError(f"{inner_pid} is no pid")
+        self._require_open(inner_pid)
         with self._guard:
             self._allocations.setdefault(inner_pid, [])
             self._rank_facts[inner_pid] = facts or {}
 
     def add(self, inner_pid: int, allocation: Allocation) -> None:
         """Add an allocation of a rank, whose chunks `Store.put` returned since `begin`."""
+        self._require_open(inner_pid)
+        format.require_whole(allocation, self.store.chunk_size_bytes)
         with self._guard:
             self._allocations.setdefault(inner_pid, []).append(allocation)
+
+    def _require_open(self, inner_pid: int) -> None:
+        if self._lock_fd is None:
+            raise ValueError("this save has ended")
+        if inner_pid <= 0:
+            raise ValueError(f"{inner_pid} is no pid")
 
     def commit(self) -> Checkpoint:
         """Make the checkpoint exist, and return it.
@@ -196,7 +203,7 @@ def lock_directory(files: Files, path: str) -> int:
     """Lock a checkpoint's directory for a change; returns the descriptor with the lock. Raises OSError, `Busy`."""
     lock = os.path.join(path, format.SAVE_FILE)
     while True:
-        fd = files.system.open(lock, os.O_RDWR | os.O_CREAT)
+        fd = files.system.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
         try:
             with contextlib.suppress(LocksUnsupported):
                 files.wait_for_lock(fd, lock, True, LOCK_WAIT_S, "another save or removal works on this checkpoint")

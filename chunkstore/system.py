@@ -31,11 +31,14 @@ def _check(result: int, path: str = "") -> None:
 
 
 class System:
-    """The calls; see their man pages. Paths are absolute, offsets and sizes are in bytes."""
+    """The calls; see their man pages. Paths are absolute, offsets and sizes are in bytes.
 
-    def open(self, path: str, flags: int, mode: int = 0o666) -> int:
+    What is made is its user's alone, whatever the umask: memory is full of secrets.
+    """
+
+    def open(self, path: str, flags: int) -> int:
         """Open a file; it is closed at exec."""
-        return os.open(path, flags | os.O_CLOEXEC, mode)
+        return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
     def close(self, fd: int) -> None:
         """Close a descriptor."""
@@ -102,7 +105,7 @@ class System:
 
     def mkdir(self, path: str) -> None:
         """Make a directory."""
-        os.mkdir(path)
+        os.mkdir(path, 0o700)
 
     def rmdir(self, path: str) -> None:
         """Remove an empty directory."""

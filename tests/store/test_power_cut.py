@@ -68,10 +68,10 @@ class Volatile(System):
         number = os.stat(path).st_ino
         self._generation[number] = self._generation.get(number, 0) + 1
 
-    def open(self, path: str, flags: int, mode: int = 0o666) -> int:
+    def open(self, path: str, flags: int) -> int:
         """Open a file, and note if it is a new one."""
         new = bool(flags & os.O_CREAT) and not os.path.lexists(path)
-        fd = super().open(path, flags, mode)
+        fd = super().open(path, flags)
         if new:
             self._fresh(path)
         return fd

@@ -93,12 +93,17 @@ def test_checkpoint_comes_back(store: Store, tmp_path: Path) -> None:
 
 
 def test_allocation_needs_all_its_chunks(store: Store, tmp_path: Path) -> None:
-    begun = Save.begin(store, tmp_path / "ckpt")
-    begun.add(1, Allocation(0, 4096, SIZE + 1, (store.put(memory(content(1))).chunk,)))
-    with pytest.raises(ValueError, match="do not make up"):
+    chunk = store.put(memory(content(1))).chunk
+    with Save.begin(store, tmp_path / "ckpt") as begun:
+        for size in (SIZE - 1, SIZE + 1, 2 * SIZE):
+            with pytest.raises(ValueError, match="do not make up"):
+                begun.add(1, Allocation(0, 4096, size, (chunk,)))
+        begun.add(1, Allocation(0, 4096, SIZE, (chunk,)))
         begun.commit()
-    assert not (tmp_path / "ckpt").exists()
-    assert not os.listdir(tmp_path / "store" / "roots")
+    with pytest.raises(ValueError, match="ended"):
+        begun.add(1, Allocation(0, 4096, SIZE, (chunk,)))
+    with pytest.raises(ValueError, match="ended"):
+        begun.commit()
 
 
 def test_save_that_is_not_committed_leaves_nothing(store: Store, tmp_path: Path) -> None:
@@ -268,3 +273,30 @@ def test_read_only_directory_serves_loads(store: Store, tmp_path: Path) -> None:
     before = {path: os.stat(path).st_mtime_ns for path in [*tmp_path.rglob("*"), tmp_path]}
     assert load(Store.open(tmp_path / "store"), tmp_path / "ckpt") == [content(1), bytes(SIZE), content(2)]
     assert {path: os.stat(path).st_mtime_ns for path in [*tmp_path.rglob("*"), tmp_path]} == before
+
+
+def test_what_is_written_is_its_users_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        store = Store.create(tmp_path / "store", chunk_size_bytes=SIZE, cache=tmp_path / "cache")
+        save(store, tmp_path / "ckpt", [1])
+    finally:
+        os.umask(before)
+    for path in tmp_path.rglob("*"):
+        assert os.stat(path).st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
+
+
+@pytest.mark.parametrize("name", ["store/sweep.lock", "store/chunks", "ckpt/save.lock"])
+def test_symbolic_link_in_the_place_of_a_file_is_refused(store: Store, tmp_path: Path, name: str) -> None:
+    chunk = store.put(memory(content(1))).chunk
+    target = tmp_path / "victim"
+    target.write_bytes(content(1))
+    (tmp_path / "ckpt").mkdir()
+    path = chunk_file(store, chunk) if name == "store/chunks" else tmp_path / name
+    path.unlink(missing_ok=True)
+    path.symlink_to(target)
+    with pytest.raises(errors.StoreError, match="symbolic links"):
+        save(store, tmp_path / "ckpt", [1])
+    with pytest.raises(errors.StoreError):
+        load(store, tmp_path / "ckpt")
+    assert target.read_bytes() == content(1)
