@@ -39,6 +39,11 @@ class Interrupts:
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.received = self.received or signal.Signals(number)
 
+    def check_begin(self) -> None:
+        """Raise NotBegun if a signal came: nothing is changed yet, whatever the command would do next."""
+        if self.received is not None:
+            raise errors.NotBegun(signal=self.received.name)
+
     def check(self, step: str) -> None:
         """Raise Interrupt if a signal came."""
         if self.received is not None:

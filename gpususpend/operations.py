@@ -27,6 +27,7 @@ def suspend_targets(
 ) -> None:
     """Suspend what the targets name, as one group.  Raises errors; `report` holds what is known either way."""
     found = discover.examine_all(targets, context.warn)
+    context.interrupts.check_begin()
     if targets.everything:
         found = _without_suspended(context, found)
     with contextlib.ExitStack() as stack:
@@ -95,6 +96,7 @@ def _prepared(context: Context, found: list[Found], allow_unshimmed: bool, depth
         death = session.death("preflight")
         if death is not None:
             raise errors.ProcessGone(pid=death.facts["pid"])
+        context.interrupts.check_begin()
         yield session
     finally:
         session.close()
@@ -206,6 +208,8 @@ def _each_group(
 
 
 def _one_group(context: Context, record: Record, report: Report, work: Callable[[Session], None]) -> None:
+    if not report.groups:
+        context.interrupts.check_begin()
     try:
         with claims.taken(context, record) as now, contextlib.ExitStack() as stack:
             now, gone = claims.living(now)

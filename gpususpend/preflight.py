@@ -173,8 +173,7 @@ def check_descriptors(group: Group, limits: Limits) -> None:
     stands for something else than what the group uses afterwards.  Such a process may run without the shim, with one
     that is not of the group, or be a member without CUDA.
     """
-    statuses = {rank: rank.status(Deadline(limits.request_s)) for rank in group.ranks}
-    if not any(status.number("exports") or status.number("imports") for status in statuses.values()):
+    if not any(_shares(rank, limits) for rank in group):
         return
     heirs = [rank for rank in group.ranks if _has_orphans(rank, limits)]
     everything = processes.all_processes()
@@ -185,6 +184,11 @@ def check_descriptors(group: Group, limits: Limits) -> None:
     for process in everything:
         if process.pid not in ours:
             _check_copies(process, wanted, group, heirs, limits)
+
+
+def _shares(rank: Rank, limits: Limits) -> bool:
+    status = rank.status(Deadline(limits.request_s))
+    return bool(status.number("exports") or status.number("imports"))
 
 
 def _has_orphans(rank: Rank, limits: Limits) -> bool:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.programs.setting import ROOT
 from tests.programs.tool import Answer, Tool
+from tests.sim.conftest import Pair, records
 
 # The command, sent a signal (and a second one at once) when it first looks for a module.
 PROGRAM = """
@@ -42,6 +43,15 @@ def test_one_line_and_130(tool: Tool, module: str, number: signal.Signals) -> No
     assert (answer.stderr, answer.stdout) == (line, "")
     data = run(tool, module, number, "suspend", "--json", "1").expect(130).json
     assert (data["command"], data["reason"], data["exit_code"], data["next"]) == ("suspend", "not-begun", 130, "retry")
+
+
+def test_while_it_looks(pair: Pair, tool: Tool) -> None:
+    """The command takes note of it, and ends before it begins; the group runs, and there is no record."""
+    words = ("suspend", "--driver", "sim", "--json", *map(str, pair.pids))
+    answer = run(tool, "gpususpend.gpus", signal.SIGTERM, *words).expect(130)
+    assert answer.json["reason"] == "not-begun" and answer.stderr.count("\n") == 1, answer
+    assert records(tool) == []
+    pair.check()
 
 
 def test_ignored_signals_stay_ignored(tool: Tool) -> None:
