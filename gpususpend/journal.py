@@ -21,6 +21,7 @@ from gpususpend.statedir import Locked, StateDir
 
 SCHEMA = 1
 CLAIM_S = 5.0
+LOOK_S = 0.5  # `status` holds the lock for a moment to see whether somebody has it
 _PREFIX, _SUFFIX = "group-", ".json"
 
 
@@ -180,25 +181,27 @@ class Journal:
         self._directory.remove(f"{_PREFIX}{record.id}.lock")
 
     @contextlib.contextmanager
-    def held(self, group: str, pids: Iterable[int] = ()) -> Iterator[None]:
-        """Hold the group for one command; raises Busy while another command has it."""
-        try:
-            with self._directory.lock(f"{_PREFIX}{group}.lock"):
-                yield
-        except Locked as locked:
-            raise errors.Busy(pid=locked.pid, group=group, pids=list(pids)) from None
+    def held(self, group: str, pids: Iterable[int] = (), patience_s: float = LOOK_S) -> Iterator[None]:
+        """Hold the group for one command; raises Busy while another command has it, for longer than a look takes."""
+        with self._locked(f"{_PREFIX}{group}.lock", patience_s, group=group, pids=list(pids)):
+            yield
 
     @contextlib.contextmanager
     def choosing(self) -> Iterator[None]:
         """Hold the whole journal while groups are looked up and claimed; brief, so others wait for it."""
-        deadline = Deadline(CLAIM_S)
+        with self._locked("journal.lock", CLAIM_S, group="", pids=[]):
+            yield
+
+    @contextlib.contextmanager
+    def _locked(self, name: str, patience_s: float, **facts: object) -> Iterator[None]:
+        deadline = Deadline(patience_s)
         with contextlib.ExitStack() as stack:
             while True:
                 try:
-                    stack.enter_context(self._directory.lock("journal.lock"))
+                    stack.enter_context(self._directory.lock(name))
                     break
                 except Locked as locked:
                     if deadline.passed():
-                        raise errors.Busy(pid=locked.pid, group="", pids=[]) from None
+                        raise errors.Busy(pid=locked.pid, **facts) from None
                     deadline.sleep(0.02)
             yield

@@ -82,7 +82,7 @@ def group_report(context: Context, record: Record) -> GroupReport:
 
 def _halfway(context: Context, record: Record) -> str:
     try:
-        with context.journal.held(record.id):
+        with context.journal.held(record.id, patience_s=0):
             pass
     except errors.Busy as busy:
         return f"a command (pid {busy.facts['pid']}) is at work"

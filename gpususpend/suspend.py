@@ -134,8 +134,9 @@ def prepare(session: Session, quiet: bool = False) -> None:
     with session.timed("prepare", len(short), sum(wanted.values())) as phase, filled(session, short, wanted) as made:
         # Only now does a shim get one: what fails before, or is interrupted, leaves nothing to take back.
         slots = phases.parallel(
-            short, lambda rank: rank.ask("arena", deadline, fd=made[rank.pid][0].fd, bytes=made[rank.pid][0].bytes)
-        )
+            short, lambda rank: rank.ask("arena", deadline, fd=made[rank.pid][0].fd, bytes=made[rank.pid][0].bytes),
+            lambda done: session.context.progress.update(done, sum(wanted.values())),
+        )  # fmt: skip
         phase.rank_seconds = {slot.rank.pid: made[slot.rank.pid][1] + slot.seconds for slot in slots}
         phase.bytes = sum(reply.number("bytes") for reply in phases.results("prepare", slots).values())
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -66,6 +68,17 @@ def test_update_is_on_disk_at_once(journal: Journal) -> None:
     """A killed command loses nothing that it noted."""
     changed = journal.update(journal.write(record()), step="release", stage=Stage.SUSPENDING)
     assert journal.read("g1") == changed and changed.step == "release"
+
+
+def test_a_look_keeps_nobody_out(journal: Journal, tmp_path: Path) -> None:
+    """`status` holds the lock for a moment; a command that begins just then waits for that."""
+    other = Journal(StateDir.open(str(tmp_path / "state")))
+    holding = contextlib.ExitStack()
+    holding.enter_context(other.held("g1"))
+    timer = threading.Timer(0.1, holding.close)
+    timer.start()
+    with journal.held("g1"):
+        timer.join()
 
 
 def test_one_command_holds_a_group(journal: Journal, tmp_path: Path) -> None:
