@@ -234,6 +234,39 @@ cdef public CUresult cuMemPoolImportPointer(CUdeviceptr *ptr_out, CUmemoryPool p
     return rc
 
 
+cdef CUresult pool_memory_freed(uint64_t va, CUstream stream, int how, CUresult rc) noexcept nogil:
+    """Stop counting memory of a pool that was given back; a free that is only recorded gives nothing back."""
+    cdef uint32_t counted = gs_load(&uncarried_counts[KIND_POOL_POINTER]) + gs_load(&uncarried_counts[KIND_DMABUF])
+    if rc == 0 and counted != 0 and not is_captured(stream, how):
+        uncarried_remove(KIND_POOL_POINTER, va)
+        uncarried_remove(KIND_DMABUF, va)
+    return rc
+
+
+cdef public CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream) noexcept nogil:
+    """Free memory of a pool."""
+    cdef CUresult rc
+    if gs_real.cuMemFreeAsync == NULL and not gs_find(<void *>&gs_real.cuMemFreeAsync):
+        return gs_absent()
+    gs_enter(GS_MEMORY, hStream, GS_STREAM_PLAIN)
+    rc = gs_real.cuMemFreeAsync(dptr, hStream)
+    rc = pool_memory_freed(dptr, hStream, GS_STREAM_PLAIN, rc)
+    gs_leave(GS_MEMORY)
+    return rc
+
+
+cdef public CUresult cuMemFreeAsync_ptsz(CUdeviceptr dptr, CUstream hStream) noexcept nogil:
+    """Free memory of a pool; NULL is the thread's own stream."""
+    cdef CUresult rc
+    if gs_real.cuMemFreeAsync_ptsz == NULL and not gs_find(<void *>&gs_real.cuMemFreeAsync_ptsz):
+        return gs_absent()
+    gs_enter(GS_MEMORY, hStream, GS_STREAM_PTSZ)
+    rc = gs_real.cuMemFreeAsync_ptsz(dptr, hStream)
+    rc = pool_memory_freed(dptr, hStream, GS_STREAM_PTSZ, rc)
+    gs_leave(GS_MEMORY)
+    return rc
+
+
 cdef public CUresult cuMemPoolDestroy(CUmemoryPool pool) noexcept nogil:
     """Destroy a pool."""
     cdef CUresult rc

@@ -143,7 +143,6 @@ TABLE = """
 11070 11070sz cuStreamBatchMemOp_v2(CUstream stream, unsigned int count, CUstreamBatchMemOpParams *paramArray, unsigned int flags)
 11020 11020sz cuMemAllocAsync(CUdeviceptr *dptr, size_t bytesize, CUstream hStream)
 11020 11020sz cuMemAllocFromPoolAsync(CUdeviceptr *dptr, size_t bytesize, CUmemoryPool pool, CUstream hStream)
-11020 11020sz cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream)
 8000  8000sz  cuMemPrefetchAsync(CUdeviceptr devPtr, size_t count, CUdevice dstDevice, CUstream hStream)
 12020 12020sz cuMemPrefetchAsync_v2(CUdeviceptr devPtr, size_t count, CUmemLocation location, unsigned int flags, CUstream hStream)
 13000 13000sz cuMemPrefetchBatchAsync(CUdeviceptr *dptrs, size_t *sizes, size_t count, CUmemLocation *prefetchLocs, size_t *prefetchLocIdxs, size_t numPrefetchLocs, unsigned long long flags, CUstream hStream)
@@ -362,6 +361,7 @@ TABLE = """
 13030 -       cuLogicalEndpointUnbind(cuuint32_t leId, CUdevice dev, cuuint64_t offset, cuuint64_t size)
 13030 -       cuLogicalEndpointExport(void *handle, cuuint32_t leId, CUlogicalEndpointIpcHandleType handleType)
 [object custom] Ends what is counted.
+11020 11020sz cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream)
 12040 -       cuGreenCtxDestroy(CUgreenCtx hCtx)
 13030 -       cuLogicalEndpointDestroy(cuuint32_t leId)
 11020 -       cuMemPoolDestroy(CUmemoryPool pool)

@@ -132,6 +132,19 @@ def test_managed_memory_that_went_with_its_context(start_worker: Start, tool: To
     refused_while_it_lives(start_worker, tool, "managed", own)
 
 
+@pytest.mark.parametrize("free", ["free", "free_async"])
+def test_pool_memory_that_was_handed_out(start_worker: Start, tool: Tool, free: str) -> None:
+    """It is the driver's own, and known by its address; gone once it is freed, in whatever way."""
+
+    def make(worker: Worker, bare: Worker) -> int:
+        del bare
+        memory = worker.alloc_async(2 * MIB)
+        worker.dma_buf(memory, MIB)
+        return int(memory)
+
+    refused_while_it_lives(start_worker, tool, "dma-buf", Kind(make, lambda one, made: one.do(free, made)))
+
+
 def refused_while_it_lives(start_worker: Start, tool: Tool, name: str, kind: Kind) -> None:
     """With kind, object, pid and the way out, before anything changed; without the object the suspend works."""
     pair = Pair(start_worker(0, env=kind.env), start_worker(1))
