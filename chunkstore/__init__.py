@@ -11,6 +11,10 @@ repair. Must not know CUDA, processes or the shim; usable on its own:
     for allocation in Checkpoint.open("/data/checkpoint").rank(1).allocations:
         for chunk in allocation.chunks:
             store.get(chunk, memory)
+
+What is done less often stands in modules: `gc.collect`, `cache.collect`, `fsck.check` and `check_checkpoint`,
+`transfer.prefetch` and `copy_checkpoint`, `save.remove`, `roots.forget` and `adopt`, `report`. Errors are in `errors`,
+in four kinds. `System` (module `system`) and `Files` are passed in where a caller wants notices or other system calls.
 """
 
 from chunkstore.cache import Cache

@@ -185,7 +185,7 @@ class Store:
         """
         if not 0 < data.nbytes <= self.chunk_size_bytes:
             raise ValueError(f"{data.nbytes} bytes are no chunk of this store")
-        data = data.cast("B") if data.format != "B" or data.ndim != 1 else data
+        data = _as_bytes(data)
         chunk = chunk_of(data, self.hash)
         if chunk.hash is None:
             return Put(chunk, How.ZERO)
@@ -255,8 +255,7 @@ class Store:
         """
         if chunk.size_bytes > into.nbytes:
             raise ValueError(f"{into.nbytes} bytes are too few for a chunk of {chunk.size_bytes}")
-        into = into.cast("B") if into.format != "B" or into.ndim != 1 else into
-        view = into[: chunk.size_bytes]
+        view = _as_bytes(into)[: chunk.size_bytes]
         if chunk.hash is None:
             ctypes.memset(address_of(view), 0, len(view))
             return Source.ZERO
@@ -289,6 +288,12 @@ class Store:
             raise errors.NoRoom(path=self.path, free=room.bytes, need=size_bytes, unit="bytes")
         if room.inodes is not None and room.inodes < chunks:
             raise errors.NoRoom(path=self.path, free=room.inodes, need=chunks, unit="inodes")
+
+
+def _as_bytes(view: memoryview) -> memoryview:
+    if not view.c_contiguous:
+        raise ValueError("the memory is not in one piece")
+    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
 
 
 def _refuse_foreign(path: str, files: Files) -> None:

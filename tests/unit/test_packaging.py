@@ -84,6 +84,9 @@ class TestWheel:
         assert "gpususpend/gone.py" not in names
         assert not [name for name in names if name.endswith((".c", ".h", ".pyx", ".pxi"))]
         assert {"gpususpend/demo/kernels.ptx", "gpususpend/py.typed", *LIBRARIES} <= set(names)
+        modules = {f"chunkstore/{path.name}" for path in (ROOT / "chunkstore").iterdir() if path.is_file()}
+        assert "chunkstore/store.py" in modules
+        assert modules <= set(names)
 
     def test_tag_names_the_architecture_and_no_python(self, wheel: Path) -> None:
         assert wheel.name == f"gpushare-{gpususpend.__version__}-py3-none-linux_{os.uname().machine}.whl"
