@@ -146,6 +146,22 @@ class Worker:
         """Tell whether the process still exists."""
         return self.process.poll() is None
 
+    def halt(self) -> None:
+        """Stop the process by a signal, as a shell does; returns once no thread of it runs."""
+        os.kill(self.pid, signal.SIGSTOP)
+        until = time.monotonic() + DEADLINE_S
+        while any(state != "T" for state in self._thread_states()):
+            assert time.monotonic() < until, f"worker {self.pid} does not stop"
+            time.sleep(0.002)
+
+    def go_on(self) -> None:
+        """Let a halted process run again."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def _thread_states(self) -> list[str]:
+        stats = [path.read_text() for path in Path(f"/proc/{self.pid}/task").glob("*/stat")]
+        return [text.rpartition(")")[2].split()[0] for text in stats]
+
     def kill(self) -> None:
         """Kill the process, unless it has ended, and close the socket."""
         if self.alive():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable
 
 from tests.programs.client import Worker
@@ -25,7 +23,7 @@ def test_open_of_an_exporter_that_does_not_answer(start_worker: Callable[..., Wo
         handles.append(worker.ipc_get(block))
     other = start_worker(1)
     for worker in (stopped, dies):
-        os.kill(worker.pid, signal.SIGSTOP)
+        worker.halt()
     machine.inject("cuMemExportToShareableHandle 1 hang", hangs.pid)
     with Group([suspended]) as group:
         group.suspend()
@@ -38,7 +36,7 @@ def test_open_of_an_exporter_that_does_not_answer(start_worker: Callable[..., Wo
         dies.kill()
         answer = other.job_answer(jobs[2], PATIENCE_S)
         assert answer is not None and answer[0] == INVALID_VALUE
-        os.kill(stopped.pid, signal.SIGCONT)
+        stopped.go_on()
         group.back()
         assert other.job_answer(jobs[1], 1) is None, "not before it runs: its memory is being made again"
         group.resume()

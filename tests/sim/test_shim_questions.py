@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -39,7 +37,7 @@ def test_an_answer_that_an_election_overtakes_counts_for_nothing(start_worker: C
         worker.import_block(owner.hand(exported, worker), GRANULE)
     key = shim_control.rows(first.pid, "imports")[0]["key"]
     owner.drop_block(block)
-    os.kill(owner.pid, signal.SIGSTOP)
+    owner.halt()
     with ThreadPoolExecutor(1) as pool:
         rows = pool.submit(shim_control.rows, second.pid, "imports")
         until = time.monotonic() + 10
@@ -48,6 +46,6 @@ def test_an_answer_that_an_election_overtakes_counts_for_nothing(start_worker: C
         time.sleep(0.2)
         ask(first.pid, "adopt", key=key)
         ask(second.pid, "redirect", key=key, pid=first.pid)
-        os.kill(owner.pid, signal.SIGCONT)
+        owner.go_on()
         (row,) = rows.result()
     assert (row["state"], int(row["pid"])) == ("resolved", first.pid)
