@@ -1,58 +1,20 @@
-# What libraries are kept from using, since no suspend could carry it: multicast where the driver cannot make it again,
-# and handles of a fabric.  They ask for an attribute first and fall back by themselves.  It must not know what
-# becomes of objects that are made all the same: those are counted.
+# What libraries are kept from using, since no suspend can carry it: multicast, and handles of a fabric.  They ask for an
+# attribute first and fall back by themselves.  It must not know what becomes of objects that are made all the same:
+# those are counted.
 #
-#   GPUSHARE_MULTICAST=auto|keep|hide   auto hides it on drivers below 610, and where the version cannot be read
-#   GPUSHARE_FABRIC=keep, NVSNAP_GPUSHARE_FABRIC=1   else fabric is hidden, whatever the driver
+#   GPUSHARE_MULTICAST=auto|keep|hide   auto hides it
+#   GPUSHARE_FABRIC=keep, NVSNAP_GPUSHARE_FABRIC=1   else fabric is hidden
 #
 # Decided once, when the driver's functions are found: the first CUDA call of the process.
 
 cdef enum:
     HIDE_MULTICAST = 1
     HIDE_FABRIC = 2
-    MAKES_MULTICAST_AGAIN = 610
     # Device attributes of CUDA 13.3: whether there are endpoints, for one device and for several.
     ENDPOINT_UNICAST_SUPPORTED = 153
     ENDPOINT_MULTICAST_SUPPORTED = 154
 
 cdef uint32_t hidden_features
-
-
-cdef uint32_t major_version(const char *text) noexcept nogil:
-    """Return the number before the point in the first word like 580.159.04 of a line, 0 if there is none."""
-    cdef uint32_t major
-    while text[0] != 0 and text[0] != c'\n':
-        major = 0
-        while c'0' <= text[0] <= c'9' and major < 100000:
-            major = major * 10 + (text[0] - c'0')
-            text += 1
-        if major != 0 and text[0] == c'.' and c'0' <= text[1] <= c'9':
-            return major
-        while text[0] != 0 and text[0] != c'\n' and text[0] != c' ':
-            text += 1
-        while text[0] == c' ':
-            text += 1
-    return 0
-
-
-cdef uint32_t kernel_driver_major() noexcept nogil:
-    """Return the major version of the driver in the kernel, 0 if it cannot be read."""
-    cdef char text[256]
-    cdef ssize_t n
-    cdef int fd = open(b"/proc/driver/nvidia/version", O_RDONLY | O_CLOEXEC)
-    if fd < 0:
-        return 0
-    n = read(fd, text, sizeof(text) - 1)
-    close(fd)
-    text[n if n > 0 else 0] = 0
-    return major_version(text)
-
-
-cdef uint32_t driver_major() noexcept nogil:
-    """Return the driver's major version; a simulated one says it itself."""
-    if gs_real.simcudaDriverVersionString != NULL:
-        return major_version(gs_real.simcudaDriverVersionString())
-    return kernel_driver_major()
 
 
 cdef bint setting_is(const char *name, const char *value) noexcept nogil:
@@ -62,13 +24,12 @@ cdef bint setting_is(const char *name, const char *value) noexcept nogil:
 
 
 cdef void decide_what_is_hidden() noexcept nogil:
-    """Read the settings and, if they leave it open, the driver's version."""
+    """Read the settings."""
     cdef uint32_t bits = 0
     if not setting_is(b"GPUSHARE_FABRIC", b"keep") and not setting_is(b"NVSNAP_GPUSHARE_FABRIC", b"1"):
         bits |= HIDE_FABRIC
     if not setting_is(b"GPUSHARE_MULTICAST", b"keep"):
-        if setting_is(b"GPUSHARE_MULTICAST", b"hide") or driver_major() < MAKES_MULTICAST_AGAIN:
-            bits |= HIDE_MULTICAST
+        bits |= HIDE_MULTICAST
     gs_store(&hidden_features, bits)
 
 

@@ -15,7 +15,6 @@ NOT_PERMITTED, NOT_SUPPORTED = 800, 801
 FABRIC = 8
 OLD, NEW = {"SIMCUDA_DRIVER_VERSION": "609.99.01"}, {"SIMCUDA_DRIVER_VERSION": "610.5"}
 KEEP, HIDE = {"GPUSHARE_MULTICAST": "keep"}, {"GPUSHARE_MULTICAST": "hide"}
-KERNEL_FILE = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64"  # how /proc/driver/nvidia/version begins
 WITH_FABRIC = {"SIMCUDA_FABRIC": "1"}
 
 
@@ -28,20 +27,16 @@ def multicast(worker: Worker) -> tuple[int, int]:
     ("env", "shown"),
     [
         (OLD, False),
-        (NEW, True),
-        (OLD | {"GPUSHARE_MULTICAST": "auto"}, False),
-        (NEW | {"GPUSHARE_MULTICAST": "auto"}, True),
+        (NEW, False),
+        (NEW | {"GPUSHARE_MULTICAST": "auto"}, False),
         (OLD | {"GPUSHARE_MULTICAST": "nonsense"}, False),
         (OLD | KEEP, True),
+        (NEW | KEEP, True),
         (NEW | HIDE, False),
-        ({"SIMCUDA_DRIVER_VERSION": "unreadable"}, False),
-        ({"SIMCUDA_DRIVER_VERSION": ""}, False),
-        ({"SIMCUDA_DRIVER_VERSION": f"{KERNEL_FILE}  610.02  Release Build"}, True),
-        ({"SIMCUDA_DRIVER_VERSION": f"{KERNEL_FILE}\nGCC version:  gcc 999.1.0"}, False),
     ],
     ids=str,
 )
-def test_multicast_by_driver_and_setting(start_worker: Start, env: dict[str, str], shown: bool) -> None:
+def test_multicast_by_setting_whatever_the_driver(start_worker: Start, env: dict[str, str], shown: bool) -> None:
     assert multicast(start_worker(0, env=env)) == ((1, 0) if shown else (0, NOT_SUPPORTED))
 
 
