@@ -18,7 +18,7 @@ from gpususpend.driver import DriverState
 from gpususpend.gpus import GpuUsage
 from gpususpend.group import Rank
 from gpususpend.journal import Depth, Kind, Stage
-from gpususpend.preflight import read_plan
+from gpususpend.preflight import check_descriptors, read_plan
 from gpususpend.resume import (
     RESTLESS,
     as_cause,
@@ -60,6 +60,8 @@ def go_down(session: Session) -> None:
     session.note(gpus=list(usage_before))
     plain_nodes = nodes_of_plain(session)
     prepare(session)
+    # Once more: the arenas may have taken minutes, in which descriptors went around.
+    check_descriptors(session.group, limits)
     quiesce_all(session)
     settle_orphans(session)
     prepare(session, quiet=True)  # what was allocated since, and what orphans were adopted

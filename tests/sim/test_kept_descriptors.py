@@ -6,14 +6,16 @@ import contextlib
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.programs.client import Worker
 from tests.programs.setting import ROOT
 from tests.programs.tool import Answer, Tool
-from tests.sim.conftest import MIB, Pair, Start, running
+from tests.sim.conftest import MIB, Pair, Start, records, running
 
 pytestmark = pytest.mark.usefixtures("own_network")
 
@@ -101,6 +103,32 @@ def test_one_whose_exporter_is_gone(start_worker: Start, tool: Tool) -> None:
     broker.close_fd(kept)
     tool.suspend(heir.pid).expect(0)
     tool.resume(heir.pid).expect(0)
+
+
+def test_one_that_is_handed_over_meanwhile(pair: Pair, start_worker: Start, tool: Tool, tmp_path: Path) -> None:
+    """While the arenas are being filled: refused as well, and these are taken back."""
+    broker, wait = start_worker(None, shim=False), tmp_path / "wait"
+    wait.touch()
+    words = ["prepare", str(wait), "suspend", "--driver", "sim", "--json", *map(str, pair.pids)]
+    command = [sys.executable, "-m", "tests.programs.paused", *words]
+    with exported(pair.first) as number:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=tool.environ(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        until = time.monotonic() + 60
+        while not any(record["step"] == "prepare" for record in records(tool)) and time.monotonic() < until:
+            time.sleep(0.01)
+        kept = pair.first.hand(number, broker)
+        wait.unlink()
+        out, err = process.communicate(timeout=120)
+    answer = Answer(command, process.returncode, out, err).expect(3)
+    error = answer.json["error"]
+    assert (answer.json["reason"], error["pid"], error["facts"]["fd"]) == ("kept-descriptor", broker.pid, kept), answer
+    running(tool)
+    assert {rank["arena_bytes"] for rank in tool.run("status").json["groups"][0]["ranks"]} == {0}
+    pair.check()
+    broker.close_fd(kept)
+    cycle(pair, tool)
 
 
 def test_those_of_other_groups_do_not_matter(pair: Pair, start_worker: Start, tool: Tool) -> None:
