@@ -45,7 +45,10 @@ class State(Enum):
 
 
 class Backend(Protocol):
-    """Where chunks lie. A directory is one; an object store can be another."""
+    """Where chunks lie: a directory, for a store and for a cache; an object store can be another.
+
+    Where nothing else is said, methods raise `WriteFailed` or `Damaged`.
+    """
 
     path: str
 
@@ -74,10 +77,16 @@ class Backend(Protocol):
         """Remove those chunks for which `still` holds at that moment and that nobody reads; returns the removed."""
 
     def entries(self) -> Iterator[Entry]:
-        """Yield every chunk, in no order."""
+        """Yield every chunk, in no order; raises OSError."""
+
+    def reap(self, before_ns: int, dry_run: bool = False) -> int:
+        """Remove what writers that died left before a time; returns the bytes."""
+
+    def unfinished_bytes(self) -> int:
+        """Return the bytes of everything that is being written, or was when its writer died; raises OSError."""
 
 
-class ChunkDirectory:
+class ChunkDirectory(Backend):
     """The backend that is a directory. What it writes is on the disk when the call returns."""
 
     def __init__(self, path: str, files: Files, digest: Hash) -> None:
@@ -251,15 +260,15 @@ class ChunkDirectory:
                     if is_chunk_name(name, self._hash.digits) and name.startswith(folder):
                         yield _entry(name, status)
 
-    def temporaries(self) -> list[tuple[str, os.stat_result]]:
-        """Return path and status of every file that is being written, or was when its writer died; raises OSError."""
-        found = self.files.system.scan(self._temporary)
-        return [(os.path.join(self._temporary, name), status) for name, status in found]
+    def unfinished_bytes(self) -> int:
+        """Return the bytes of everything that is being written, or was when its writer died; raises OSError."""
+        return sum(status.st_size for _, status in self.files.system.scan(self._temporary))
 
     def reap(self, before_ns: int, dry_run: bool = False) -> int:
         """Remove temporary files last written before a time whose writer does not live; returns their bytes."""
         total = 0
-        for path, status in self.temporaries():
+        for name, status in list(self.files.system.scan(self._temporary)):
+            path = os.path.join(self._temporary, name)
             if status.st_mtime_ns < before_ns and not self.files.is_locked(path):
                 total += status.st_size
                 if not dry_run:

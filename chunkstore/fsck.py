@@ -70,7 +70,7 @@ def check(
             needed.update(item.checkpoint.stored_chunks())
     try:
         entries = {entry.hash: entry for entry in store.chunks.entries()}
-        temporary = sum(status.st_size for _, status in store.chunks.temporaries())
+        temporary = store.chunks.unfinished_bytes()
     except OSError as error:
         raise errors.unreadable("cannot list the chunks of", store.path, error) from error
     chunks = [needed.get(name) or Chunk(name, entry.size_bytes) for name, entry in entries.items()]

@@ -108,7 +108,7 @@ def usage(store: Store) -> Usage:
         used.append(Used(root.id, root.path, unique, sum(chunk.size_bytes for chunk in chunks.values()) - unique))
     try:
         entries = list(store.chunks.entries())
-        temporary = sum(status.st_size for _, status in store.chunks.temporaries())
+        temporary = store.chunks.unfinished_bytes()
     except OSError as error:
         raise errors.unreadable("cannot list the chunks of", store.path, error) from error
     return Usage(

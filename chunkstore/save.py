@@ -30,13 +30,16 @@ class Save:
     the checkpoint exists. Methods may be called from any thread.
     """
 
-    def __init__(self, store: Store, path: str, id: str, lock_fd: int, facts: Mapping[str, Any]) -> None:
+    def __init__(
+        self, store: Store, path: str, id: str, lock_fd: int, facts: Mapping[str, Any], made: bool
+    ) -> None:
         self.store = store
         self.path = path
         self.id = id
         self.created = format.now()
         self._lock_fd: int | None = lock_fd
         self._facts = facts
+        self._made = made  # the directory was not there
         self._guard = threading.Lock()
         self._allocations: dict[int, list[Allocation]] = {}
         self._rank_facts: dict[int, Mapping[str, Any]] = {}
@@ -53,11 +56,11 @@ class Save:
         _refuse_existing(store.files, path)
         store.begin_save()
         try:
-            store.files.make_directory(path)
+            made = store.files.make_directory(path)
             fd = lock_directory(store.files, path)
         except OSError as error:
             raise errors.write_failed("cannot begin a checkpoint in", path, error) from error
-        save = cls(store, path, id, fd, facts or {})
+        save = cls(store, path, id, fd, facts or {}, made)
         try:
             save._begin(fd)
         except OSError as error:
@@ -168,8 +171,9 @@ class Save:
             self._unlock()
         else:
             self._unlock(finished=True)
-            with contextlib.suppress(OSError):  # other files lie there
-                files.system.rmdir(self.path)
+            if self._made:
+                with contextlib.suppress(OSError):  # other files lie there
+                    files.system.rmdir(self.path)
 
     def _unlock(self, finished: bool = False) -> None:
         fd, self._lock_fd = self._lock_fd, None

@@ -17,7 +17,7 @@ from enum import Enum
 
 from chunkstore import errors, format
 from chunkstore.cache import Cache
-from chunkstore.chunks import ChunkDirectory, Entry, State, check_content, chunk_of
+from chunkstore.chunks import Backend, ChunkDirectory, Entry, State, check_content, chunk_of
 from chunkstore.format import CHUNK_SIZE_BYTES, Chunk, FormatError, StoreFacts
 from chunkstore.hashing import DEFAULT_HASH, address_of, hash_by_name
 from chunkstore.io import Files
@@ -81,8 +81,9 @@ class Store:
         self.facts = facts
         self.files = files
         self.hash = hash_by_name(facts.hash, path)
-        self.chunks = ChunkDirectory(path, files, self.hash)
+        self.chunks: Backend = ChunkDirectory(path, files, self.hash)
         self.cache: Cache | None = None
+        self.cache_error: errors.StoreError | None = None  # why there is none though one was named
         self._verify = verify_existing
         self._sure: set[str] = set()  # written or compared since the last save began
         self._clean_ns: int | None = None  # None: not looked up yet
@@ -100,8 +101,8 @@ class Store:
     ) -> Store:
         """Open a store; writes nothing to it, so that a read-only mount will do for loads.
 
-        `cache` is the directory of a cache for it, made if missing. Raises `NotAStore`, `UnknownVersion`, `NoHash`,
-        `WrongStore` (the cache belongs to another), `Damaged`.
+        `cache` is the directory of a cache for it, made if missing; if that fails it is told, and there is none.
+        Raises `NotAStore`, `UnknownVersion`, `NoHash`, `WrongStore` (the cache belongs to another), `Damaged`.
         """
         files = files or Files()
         path = os.path.abspath(path)
@@ -117,7 +118,11 @@ class Store:
             raise format.not_decoded(document, format.STORE, error) from None
         store = cls(path, facts, files, verify_existing)
         if cache is not None:
-            store.cache = Cache.open(os.fspath(cache), facts, files, store.hash)
+            try:
+                store.cache = Cache.open(os.fspath(cache), facts, files, store.hash)
+            except (errors.WriteFailed, errors.Damaged) as error:
+                store.cache_error = error
+                files.tell(f"{error}. There is no cache")
         return store
 
     @classmethod
@@ -226,8 +231,8 @@ class Store:
                 self.chunks.settle(name)
                 self._sure.add(name)
                 return How.KNOWN
-        path, advice = self.chunks.file_of(name), "see who removes chunks there"
-        raise errors.WriteFailed(what="cannot keep", path=path, detail="it comes and goes", advice=advice)
+        detail, advice = f"chunk {name} comes and goes", "see who removes chunks there"
+        raise errors.WriteFailed(what="cannot write to", path=self.path, detail=detail, advice=advice)
 
     def _judge(self, entry: Entry, chunk: Chunk, data: memoryview) -> State:
         """Tell what an existing chunk is, as closely as `verify_existing` asks."""

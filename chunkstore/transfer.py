@@ -114,7 +114,7 @@ def prefetch(
     """
     cache = store.cache
     if cache is None:
-        raise ValueError("the store was opened without a cache")
+        raise store.cache_error or ValueError("the store was opened without a cache")
     checkpoint.require_store(store)
     chunks = list(checkpoint.stored_chunks().values())
     missing = [chunk for chunk in chunks if not cache.has(chunk)]

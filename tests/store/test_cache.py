@@ -118,8 +118,24 @@ def test_cache_of_another_store_is_refused(cached: Store, tmp_path: Path) -> Non
     other = Store.create(tmp_path / "other", chunk_size_bytes=SIZE)
     with pytest.raises(errors.WrongStore, match=other.id):
         Store.open(other.path, cache=tmp_path / "cache")
-    with pytest.raises(errors.WriteFailed, match="nowhere"):
-        Store.open(other.path, cache=tmp_path / "nowhere" / "cache")
+
+
+@pytest.mark.parametrize("broken", ["no parent", "damaged", "no directory"])
+def test_cache_that_cannot_be_opened_is_done_without(store: Store, tmp_path: Path, broken: str) -> None:
+    path = tmp_path / "cache" / "below" if broken == "no parent" else tmp_path / "cache"
+    if broken == "damaged":
+        Store.open(store.path, cache=path)
+        (path / "cache.json").write_bytes(b"?")
+    if broken == "no directory":
+        path.touch()
+    told: list[str] = []
+    later = Store.open(store.path, cache=path, files=files_of(lambda *arguments: None, told))
+    put = later.put(memory(content(1)))
+    assert (put.how, put.cached) == (How.NEW, None)
+    assert where(later, put.chunk) is Source.STORE
+    assert [line.count("no cache") for line in told] == [1]
+    with pytest.raises(errors.StoreError, match="cache"):
+        prefetch(later, save(store, tmp_path / "ckpt", [1]))
 
 
 class TestCollection:

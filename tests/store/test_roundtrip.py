@@ -113,6 +113,13 @@ def test_save_that_is_not_committed_leaves_nothing(store: Store, tmp_path: Path)
     assert not os.listdir(tmp_path / "store" / "roots")
 
 
+def test_directory_that_was_there_stays(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "ckpt").mkdir()
+    with Save.begin(store, tmp_path / "ckpt") as begun:
+        begun.add_rank(1)
+    assert os.listdir(tmp_path / "ckpt") == []
+
+
 def test_fr67_second_checkpoint_in_another_directory_and_none_over_the_first(store: Store, tmp_path: Path) -> None:
     save(store, tmp_path / "one", [1, 2])
     save(store, tmp_path / "two", [1, 3])
