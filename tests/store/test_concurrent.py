@@ -8,8 +8,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from chunkstore import Allocation, Busy, Save, Store, Verify, fsck, gc
 from chunkstore.cache import collect as collect_cache
 from chunkstore.save import remove
