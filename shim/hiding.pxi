@@ -1,6 +1,6 @@
-# What libraries are kept from using, since no suspend can carry it: multicast, and handles of a fabric.  They ask for an
-# attribute first and fall back by themselves.  It must not know what becomes of objects that are made all the same:
-# those are counted.
+# What libraries are kept from using, since no suspend can carry it: multicast, and handles of a fabric.  They ask for
+# an attribute first and fall back by themselves.  It must not know what becomes of objects that are made all the
+# same: those are counted.
 #
 #   GPUSHARE_MULTICAST=auto|keep|hide   auto hides it
 #   GPUSHARE_FABRIC=keep, NVSNAP_GPUSHARE_FABRIC=1   else fabric is hidden
