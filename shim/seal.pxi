@@ -441,18 +441,22 @@ cdef bint unseal_host(bint owned, uint64_t deadline, uint64_t *bytes, Failure *f
 
 # ---- the two verbs ----
 
-cdef bint locks_are_free(Failure *f) noexcept nogil:
-    """Make sure that no stopped thread holds a lock that the verb needs: ours, or the driver's."""
-    cdef CUdeviceptr va = 0
-    cdef uint64_t begin = now_ns()
-    cdef CUresult rc
+cdef bint tables_are_free(Failure *f) noexcept nogil:
+    """Make sure that no stopped thread holds the lock of the tables."""
     cdef int tries = LOCK_TRIES
     while gs_load(&tables_mutex.state) != 0:
         tries -= 1
         if tries == 0:
             return fail(f, b"busy", b"lock", b"a stopped thread holds a lock")
         sleep_us(1000)
-    rc = gs_real.cuMemAddressReserve(&va, 1 << 21, 0, 0, 0)
+    return True
+
+
+cdef bint driver_is_free(Failure *f) noexcept nogil:
+    """Make sure that no stopped thread holds a lock of the driver that the verb needs."""
+    cdef CUdeviceptr va = 0
+    cdef uint64_t begin = now_ns()
+    cdef CUresult rc = gs_real.cuMemAddressReserve(&va, 1 << 21, 0, 0, 0)
     if rc != 0:
         return fail_cuda(f, b"cuMemAddressReserve", rc, NULL, 0)
     gs_real.cuMemAddressFree(va, 1 << 21)
@@ -480,7 +484,7 @@ cdef bint phase_seal(bint host, uint64_t deadline, uint64_t *fds, uint64_t *byte
     global phase
     if phase != PHASE_RELEASED and phase != PHASE_SEALED:
         return fail(f, b"phase", b"seal", b"seal needs a released process")
-    if not locks_are_free(f) or not seal_fds(False, f):
+    if not tables_are_free(f) or not driver_is_free(f) or not seal_fds(False, f):
         return False
     fds[0] = sealed_fds()
     phase = PHASE_SEALED
@@ -493,6 +497,8 @@ cdef bint phase_seal(bint host, uint64_t deadline, uint64_t *fds, uint64_t *byte
 cdef bint phase_unseal(uint64_t deadline, uint64_t *fds, uint64_t *bytes, Failure *f) noexcept nogil:
     """Bring back host-class memory and descriptors."""
     global phase
+    if not tables_are_free(f):
+        return False
     if not unseal_host(True, deadline, bytes, f) or not unseal_host(False, deadline, bytes, f):
         return False
     if not unseal_fds(deadline, fds, f):

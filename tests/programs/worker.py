@@ -253,6 +253,10 @@ class Worker:
         time.sleep(seconds)
         need(calls.capture_end(stream), "capture")
 
+    def hold_tables(self, seconds: float) -> None:
+        """Hold the lock of the shim's tables; with a shim that has a way in (tests.preload.inside)."""
+        ctypes.CDLL(os.environ["LD_PRELOAD"]).inside_change(int(seconds * 1e6))
+
     # Loops and jobs
 
     def loop_start(self, kind: str, pause_s: float = 0, **options: Any) -> int:

@@ -1,0 +1,53 @@
+"""A thread that is stopped with the lock of the tables in its hands: seal and unseal say so, and change nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.preload.inside import build_inside
+from tests.programs.client import Worker
+from tests.programs.setting import Setting
+from tests.sim.shim_control import GRANULE, Group, Refused
+
+HELD_S = 1.5
+
+
+@pytest.fixture
+def worker(machine: Setting, tmp_path: Path) -> Iterator[Worker]:
+    """A worker whose shim has a way in."""
+    with Worker(replace(machine, shim=build_inside(tmp_path)), stderr=tmp_path / "stderr") as one:
+        one.start(0)
+        yield one
+
+
+def test_a_lock_that_is_held_is_waited_for_by_nobody(worker: Worker) -> None:
+    block = worker.block(GRANULE)
+    worker.fill(block["address"], GRANULE, 1)
+    exported = worker.mem_export(block["handle"])
+
+    def refused_while_held(verb: str) -> None:
+        job = worker.job("hold_tables", HELD_S)
+        time.sleep(HELD_S / 5)
+        with pytest.raises(Refused) as refusal:
+            group.all(verb, timeout_ms=20_000)
+        assert (refusal.value.code, refusal.value.fields["step"]) == ("busy", "lock")
+        assert worker.job_answer(job, 10) == [0, None]
+
+    with Group([worker]) as group:
+        group.arenas()
+        group.quiesce()
+        group.release()
+        refused_while_held("seal")
+        group.seal()
+        group.all("load")
+        group.all("remap")
+        refused_while_held("unseal")
+        assert worker.readlink(exported) == "/dev/null"
+        group.resume()
+    worker.check()
+    assert worker.readlink(exported) != "/dev/null"
