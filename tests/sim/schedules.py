@@ -122,6 +122,8 @@ def main(arguments: Sequence[str]) -> int:
             before = time.monotonic()
             admitted += crew.run(seed)
             longest = max(longest, time.monotonic() - before)
+            if (seed - options.seed) % 250 == 249:
+                print(f"{seed - options.seed + 1} of {options.count}", file=sys.stderr, flush=True)
     except Exception as error:
         print(f"schedule {seed} failed: {error}")
         return 1
