@@ -183,8 +183,15 @@ class Journal:
     @contextlib.contextmanager
     def held(self, group: str, pids: Iterable[int] = (), patience_s: float = LOOK_S) -> Iterator[None]:
         """Hold the group for one command; raises Busy while another command has it, for longer than a look takes."""
-        with self._locked(f"{_PREFIX}{group}.lock", patience_s, group=group, pids=list(pids)):
-            yield
+        lock = f"{_PREFIX}{group}.lock"
+        with self._locked(lock, patience_s, group=group, pids=list(pids)):
+            try:
+                yield
+            finally:
+                # Who waited for a command that has finished with the group has made the file anew.
+                if f"{_PREFIX}{group}{_SUFFIX}" not in self._directory.names():
+                    with contextlib.suppress(errors.StateNotWritten):
+                        self._directory.remove(lock)
 
     @contextlib.contextmanager
     def choosing(self) -> Iterator[None]:

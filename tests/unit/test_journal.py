@@ -70,6 +70,18 @@ def test_update_is_on_disk_at_once(journal: Journal) -> None:
     assert journal.read("g1") == changed and changed.step == "release"
 
 
+def test_no_lock_is_left_of_a_group_that_is_gone(journal: Journal) -> None:
+    """Whoever held it last; that of a group with a record stays."""
+    with journal.held("g1"):
+        journal.write(record())
+    assert journal._directory.names() == ["group-g1.json", "group-g1.lock"]
+    with journal.held("g1"):
+        journal.remove(record())
+    with journal.held("g1"):
+        pass
+    assert journal._directory.names() == []
+
+
 def test_a_look_keeps_nobody_out(journal: Journal, tmp_path: Path) -> None:
     """`status` holds the lock for a moment; a command that begins just then waits for that."""
     other = Journal(StateDir.open(str(tmp_path / "state")))
