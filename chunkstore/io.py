@@ -325,12 +325,14 @@ class Files:
             raise
 
     def is_locked(self, path: str) -> bool:
-        """Tell whether another holds an exclusive lock on a file; False where it is missing or there are no locks."""
+        """Tell whether another may hold an exclusive lock on a file; where there are no locks, nobody can tell."""
         try:
             with self.opened(path) as fd:
                 return not self._try_lock(fd, path, False)
-        except (FileNotFoundError, LocksUnsupported):
+        except FileNotFoundError:
             return False
+        except LocksUnsupported:
+            return True
 
     def keeps_access_times(self, directory: str) -> bool:
         """Tell whether a file's access time can be set by itself; some network filesystems keep none."""

@@ -133,7 +133,7 @@ class Save:
             Rank(pid, tuple(items), self._rank_facts.get(pid, {})) for pid, items in sorted(self._allocations.items())
         ]
         if not os.path.exists(roots.root_file(self.store, self.id)):
-            self._record_root()  # forgotten meanwhile, or collected where there are no locks
+            self._record_root()  # somebody removed the record
         self._require_chunks(ranks)
         written = []
         for rank in ranks:
@@ -147,10 +147,10 @@ class Save:
         return Checkpoint(self.path, manifest, files)
 
     def _require_chunks(self, ranks: list[Rank]) -> None:
-        """Look once more whether the store has every chunk, before anybody relies on it."""
+        """Lease every chunk once more, and see that the store has it, before anybody relies on it."""
         chunks = {chunk.hash: chunk for rank in ranks for item in rank.allocations for chunk in item.chunks}
         for name, chunk in chunks.items():
-            entry = self.store.chunks.lookup(name) if name is not None else None
+            entry = self.store.chunks.lease(name) if name is not None else None
             if name is not None and (entry is None or entry.size_bytes != chunk.size_bytes):
                 raise errors.WriteFailed(
                     what="cannot write the checkpoint", path=self.path,

@@ -335,6 +335,39 @@ def test_save_that_begins_while_the_collector_reads_the_roots(
     assert load(store, tmp_path / "ckpt") == [content(1)]
 
 
+def test_save_in_a_directory_without_locks_counts_as_alive_until_it_is_removed(store: Store, tmp_path: Path) -> None:
+    def no_locks(name: str, *arguments: Any) -> None:
+        if name == "try_lock" and os.readlink(f"/proc/self/fd/{arguments[0]}").endswith("save.lock"):
+            raise error(95)
+
+    opened = Store.open(store.path, files=files_of(no_locks))
+    begun = Save.begin(opened, tmp_path / "ckpt")
+    chunk = opened.put(memory(content(1))).chunk
+    assert begun._lock_fd is not None
+    os.close(begun._lock_fd)
+    begun._lock_fd = None
+    age(Path(store.path))
+    assert [item.state for item in roots.find_all(opened)] == [State.SAVING]
+    assert gc.collect(opened).removed_chunks == 0
+    store.get(chunk, memory(SIZE))
+    save.remove(opened, tmp_path / "ckpt")
+    age(Path(store.path))  # to read it was to use it
+    assert gc.collect(opened).removed_chunks == 1
+
+
+def test_commit_brings_back_its_root_and_leases_its_chunks_again(store: Store, tmp_path: Path) -> None:
+    """Somebody removed the record of a save under way; from then on nothing told a collector of its chunks."""
+    with Save.begin(store, tmp_path / "ckpt") as begun:
+        chunk = store.put(memory(content(1))).chunk
+        begun.add(1, Allocation(0, 0, SIZE, (chunk,)))
+        roots.drop(store, begun.id)
+        age(Path(store.path))
+        before = os.stat(chunk_file(store, chunk)).st_atime
+        begun.commit()
+        assert os.stat(chunk_file(store, chunk)).st_atime > before
+    assert [item.state for item in roots.find_all(store)] == [State.COMPLETE]
+
+
 @pytest.mark.parametrize("kept", [True, False])
 def test_lease_holds_where_access_times_are_not_kept(store: Store, kept: bool) -> None:
     chunk = store.put(memory(content(1))).chunk
