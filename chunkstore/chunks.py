@@ -175,7 +175,7 @@ class ChunkDirectory(Backend):
         name = str(chunk.hash)
         path = self.file_of(name)
         try:
-            with self.files.opened(path) as fd:
+            with self.files.peeked(path) as fd:
                 if use:
                     with contextlib.suppress(OSError):  # no locks, or not ours to mark: it is read all the same
                         self.files.system.try_lock(fd, False)
@@ -197,7 +197,7 @@ class ChunkDirectory(Backend):
         """Compare a chunk with the bytes that it should hold, through a small buffer."""
         path = self.file_of(str(chunk.hash))
         try:
-            with self.files.opened(path) as fd:
+            with self.files.peeked(path) as fd:
                 if self.files.system.fstat(fd).st_size != len(data):
                     return State.DAMAGED
                 done = 0
@@ -207,7 +207,7 @@ class ChunkDirectory(Backend):
                     done += len(piece)
                 if done == len(data):
                     return State.SOUND
-            with self.files.opened(path) as fd:
+            with self.files.peeked(path) as fd:
                 intact = self._hash.digest(self.files.pieces(fd, path)) == chunk.hash
             return State.OTHER if intact else State.DAMAGED
         except FileNotFoundError:

@@ -114,6 +114,31 @@ def test_saves_believe_what_was_there_at_the_last_clean_check(store: Store) -> N
     assert not compared(store.path, 2, Verify.NONE)
 
 
+def test_check_is_no_use(store: Store, tmp_path: Path) -> None:
+    """Else a store that is checked every night would never lose what nobody needs."""
+    make(store, tmp_path / "ckpt", [1])
+    chunk = store.put(memory(content(2))).chunk
+    age(Path(store.path))
+    before = os.stat(chunk_file(store, chunk)).st_atime_ns
+    fsck.check(store)
+    assert store.chunks.compare(chunk, memory(content(2))).value == "sound"
+    assert store.chunks.compare(chunk, memory(content(3))).value == "other"
+    store.get(chunk, memory(SIZE))
+    assert os.stat(chunk_file(store, chunk)).st_atime_ns == before
+
+
+def test_chunks_of_another_user_are_read_all_the_same(store: Store) -> None:
+    chunk = store.put(memory(content(1))).chunk
+
+    def refuse(name: str, *arguments: Any) -> None:
+        if name == "open" and arguments[1] & os.O_NOATIME:
+            raise PermissionError(1, "not yours")
+
+    later = Store.open(store.path, files=files_of(refuse))
+    later.get(chunk, memory(SIZE))
+    assert later.put(memory(content(1))).how is How.KNOWN
+
+
 def test_check_that_finds_damage_leaves_the_last_clean_one(store: Store) -> None:
     store.put(memory(content(1)))
     fsck.check(store)
