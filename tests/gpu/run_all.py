@@ -1,8 +1,8 @@
 """Everything that a GPU machine has to answer: `python -m tests.gpu.run_all --driver real --shim LIB --out FOLDER`.
 
-Builds nothing. Runs the conformance suite bare and through the shim, and every scenario of tests/gpu, each as a process
-of its own with its own deadline; those that share a GPU well run side by side. FOLDER gets the full JSON and the logs;
-a short table is printed last.
+Builds nothing. Runs the demo, the conformance suite bare and through the shim, and every scenario of tests/gpu, each as
+a process of its own with its own deadline; those that share a GPU well run side by side. FOLDER gets the full JSON and
+the logs; a short table is printed last.
 """
 
 from __future__ import annotations
@@ -25,21 +25,30 @@ from tests.programs.setting import ROOT
 
 @dataclass(frozen=True)
 class Job:
-    """One process: a name, a command, and how long it may take. `alone`: nothing runs beside it."""
+    """One process: a name, a command, and how long it may take.
+
+    `alone`: nothing runs beside it; `first`: before all others. `printed`: its output is a JSON file's content.
+    """
 
     name: str
     command: list[str]
     timeout_s: float
     alone: bool = False
+    first: bool = False
+    printed: str = ""
 
 
 def jobs(driver: str, shim: Path | None, out: Path, only: str) -> list[Job]:
     """List what there is to run."""
     suite = [sys.executable, "-m", "tests.conformance", "--driver", driver]
-    found = [Job("conformance bare", [*suite, "--out", str(out / "conformance-bare.json")], 240, alone=True)]
+    found = [Job("conformance bare", [*suite, "--out", str(out / "conformance-bare.json")], 240, True, first=True)]
     if shim:
+        # Small first: what goes wrong there says more, sooner.
+        found = [Job(f"demo {mib} MiB", [sys.executable, "-m", "gpususpend.demo", "--driver", driver, "--json",
+                                        "--mib", str(mib)], 150, True, first=True, printed=f"demo-{mib}.json")
+                 for mib in (64, 4096 if driver == "real" else 128)] + found
         found.append(Job("conformance shim", [*suite, "--shim", str(shim), "--out", str(out / "conformance-shim.json")],
-                         240, alone=True))
+                         240, True, first=True))
     for path in sorted(Path(__file__).parent.glob("test_*.py")):
         name = path.stem.removeprefix("test_")
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", str(path),
@@ -52,12 +61,13 @@ def jobs(driver: str, shim: Path | None, out: Path, only: str) -> list[Job]:
 def run(job: Job, out: Path, env: dict[str, str], until: float) -> dict[str, Any]:
     """Run one job to its end or deadline, its output in a file."""
     log = out / f"{job.name.replace(' ', '-')}.log"
+    printed = out / job.printed if job.printed else log
     timeout_s = min(job.timeout_s, until - time.monotonic())
     if timeout_s <= 1:
         return {"name": job.name, "status": "no time left", "seconds": 0.0, "last": ""}
     began = time.monotonic()
-    with log.open("wb") as file:
-        process = subprocess.Popen(job.command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+    with log.open("wb") as file, printed.open("ab") as result:
+        process = subprocess.Popen(job.command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=result, stderr=file,
                                    start_new_session=True)
         try:
             code = process.wait(timeout_s)
@@ -111,11 +121,10 @@ def main() -> int:
         env["GPUSHARE_GPU_TESTS"] = str(max(1, where.real_devices()))
     until = time.monotonic() + given.budget
     wanted = jobs(given.driver, shim, given.out, given.only)
-    results = [run(job, given.out, env, until) for job in wanted if job.alone and job.name.startswith("conformance")]
+    results = [run(job, given.out, env, until) for job in wanted if job.first]
     with ThreadPoolExecutor(given.jobs) as pool:
         results += pool.map(lambda job: run(job, given.out, env, until), [job for job in wanted if not job.alone])
-    results += [run(job, given.out, env, until) for job in wanted
-                if job.alone and not job.name.startswith("conformance")]
+    results += [run(job, given.out, env, until) for job in wanted if job.alone and not job.first]
     results += compared(given.out)
     (given.out / "results.json").write_text(json.dumps({"driver": given.driver, "shim": str(shim), "jobs": results},
                                                        indent=1) + "\n")
