@@ -40,6 +40,7 @@ class Save:
         self._lock_fd: int | None = lock_fd
         self._facts = facts
         self._made = made  # the directory was not there
+        self._published = False  # the manifest may be there, and is this save's
         self._guard = threading.Lock()
         self._allocations: dict[int, list[Allocation]] = {}
         self._rank_facts: dict[int, Mapping[str, Any]] = {}
@@ -62,25 +63,39 @@ class Save:
             raise errors.write_failed("cannot begin a checkpoint in", path, error) from error
         save = cls(store, path, id, fd, facts or {}, made)
         try:
-            save._begin(fd)
+            save._take_over(fd)
+            save._mark(fd)
         except OSError as error:
-            save.abort()
             raise errors.write_failed("cannot begin a checkpoint in", path, error) from error
-        except BaseException:
-            save._unlock(finished=True)
-            raise
         return save
 
-    def _begin(self, fd: int) -> None:
+    def _take_over(self, fd: int) -> None:
+        """Clear away what a save that died left in the locked directory; `save.lock` stays as it is if that fails."""
         files = self.store.files
-        _refuse_existing(files, self.path)
-        with contextlib.suppress(FormatError, OSError):  # nothing, or cut off: then its root was never recorded
-            roots.drop(self.store, read_save_id(files, self._file(format.SAVE_FILE)))
-        _clear(files, self.path)
-        # The directory says whose it is before the store hears of it: a root that leads to a directory without this
-        # file leads to a filesystem that is not mounted, and its chunks are kept.
-        mark_directory(files, self.path, fd, self.id)
-        self._record_root()
+        try:
+            _refuse_existing(files, self.path)
+            try:
+                id = read_save_id(files, self._file(format.SAVE_FILE))
+            except FormatError:  # empty, or cut off: then its root was never recorded
+                pass
+            else:
+                roots.drop(self.store, id)
+            _clear(files, self.path, manifest=False)
+        except BaseException:
+            self._unlock(finished=files.system.fstat(fd).st_size == 0)
+            raise
+
+    def _mark(self, fd: int) -> None:
+        """Say whose the directory is, before the store hears of it.
+
+        A root that leads to a directory without this file leads to a filesystem that is not mounted.
+        """
+        try:
+            mark_directory(self.store.files, self.path, fd, self.id)
+            self._record_root()
+        except BaseException:
+            self.abort()
+            raise
 
     def _record_root(self) -> None:
         roots.record(self.store, Root(self.id, self.path, self.created))
@@ -141,6 +156,7 @@ class Save:
             files.write_document(self._file(format.rank_file(rank.inner_pid)), content, replace=True)
             written.append(RankFile(rank.inner_pid, len(content), format.checksum(content)))
         manifest = Manifest(self.id, self.created, self.store.facts, tuple(written), dict(self._facts))
+        self._published = True
         if not files.write_document(self._file(format.MANIFEST_FILE), manifest.encode()):
             raise errors.CheckpointExists(path=self.path, id="(of another writer)")
         self._unlock(finished=True)
@@ -163,7 +179,7 @@ class Save:
             return
         files = self.store.files
         try:
-            _clear(files, self.path)
+            _clear(files, self.path, manifest=self._published)
             roots.drop(self.store, self.id)
         except OSError as error:
             # The mark stays, by which a collector knows that the save has ended.
@@ -228,9 +244,10 @@ def mark_directory(files: Files, path: str, fd: int, id: str) -> None:
     files.sync_directory(path)
 
 
-def _clear(files: Files, path: str) -> None:
-    """Remove what a save writes, the manifest first; `save.lock` stays. Raises OSError."""
+def _clear(files: Files, path: str, manifest: bool) -> None:
+    """Remove what a save writes, the manifest first, if that too; `save.lock` stays. Raises OSError."""
     names = [name for name in files.system.list(path) if _is_written(name)]
+    names = [name for name in names if manifest or name != format.MANIFEST_FILE]
     for name in sorted(names, key=lambda name: name != format.MANIFEST_FILE):
         with contextlib.suppress(FileNotFoundError):
             files.system.unlink(os.path.join(path, name))
@@ -257,7 +274,7 @@ def remove(store: Store, directory: str | os.PathLike[str]) -> list[str]:
         try:
             # From here on a collector takes it for a save that was given up, even if this is cut off.
             mark_directory(files, path, fd, ids[0])
-            _clear(files, path)
+            _clear(files, path, manifest=True)
             for id in ids:
                 roots.drop(store, id)
             files.system.unlink(os.path.join(path, format.SAVE_FILE))

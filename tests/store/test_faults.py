@@ -180,6 +180,56 @@ def test_fr61_killed_before_each_call(tmp_path: Path) -> None:
     assert number > 60
 
 
+def test_interrupted_at_each_call(tmp_path: Path) -> None:
+    """Control-C at any moment leaves a whole checkpoint or none, and nothing that a collector could not judge."""
+    prepare(tmp_path)
+    number = 0
+    while True:
+        count = [0]
+
+        def interrupt(name: str, *arguments: Any, count: list[int] = count, at: int = number) -> None:
+            if name in CHANGING or name == "open":
+                count[0] += 1
+                if count[0] - 1 == at:
+                    raise KeyboardInterrupt
+
+        ended = False
+        try:
+            save_new(tmp_path, Files(Faulty(interrupt)))
+            ended = True
+        except KeyboardInterrupt:
+            pass
+        exists = (tmp_path / "new" / "manifest.json").exists()
+        states = {item.state for item in roots.with_path(Store.open(tmp_path / "store"), tmp_path / "new")}
+        assert states <= ({State.COMPLETE} if exists else {State.ABORTED})
+        if number % 20 == 0:
+            require_sound(tmp_path, None)
+            if not exists:
+                require_next_save_works(tmp_path)
+        if ended and count[0] <= number:
+            break
+        reset(tmp_path)
+        number += 1
+    assert number > 100
+
+
+def test_aborted_save_whose_root_cannot_be_dropped_stops_the_next(tmp_path: Path) -> None:
+    """Else that root would lead to a directory of another checkpoint, and nothing could be collected any more."""
+    store = prepare(tmp_path)
+    in_child(lambda: save_new(tmp_path, Files(Faulty(killed_at(20)))))
+    (found,) = roots.with_path(store, tmp_path / "new")
+    assert found.state is State.ABORTED
+
+    def fail(name: str, *arguments: Any) -> None:
+        if name == "unlink" and arguments[0] == roots.root_file(store, found.root.id):
+            raise OSError(errno.EIO, "no")
+
+    with pytest.raises(errors.WriteFailed):
+        save_new(tmp_path, Files(Faulty(fail)))
+    assert [item.state for item in roots.with_path(store, tmp_path / "new")] == [State.ABORTED]
+    require_next_save_works(tmp_path)
+
+
 def test_store_that_vanishes_during_a_save(tmp_path: Path) -> None:
     store = prepare(tmp_path)
     with pytest.raises(errors.WriteFailed, match="is it still mounted"):
