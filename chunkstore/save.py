@@ -30,9 +30,7 @@ class Save:
     the checkpoint exists. Methods may be called from any thread.
     """
 
-    def __init__(
-        self, store: Store, path: str, id: str, lock_fd: int, facts: Mapping[str, Any], made: bool
-    ) -> None:
+    def __init__(self, store: Store, path: str, id: str, lock_fd: int, facts: Mapping[str, Any], made: bool) -> None:
         self.store = store
         self.path = path
         self.id = id

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from chunkstore import Allocation, Checkpoint, How, Save, Source, Store, Verify, errors, format
+from chunkstore import Allocation, Checkpoint, Chunk, How, Save, Source, Store, Verify, errors, format
 from chunkstore.format import Rank, encode
 from tests.store.tools import SIZE, chunk_file, content, load, memory, save
 
@@ -242,12 +242,13 @@ class TestDamage:
         with Save.begin(store, tmp_path / "two"):
             assert store.put(memory(content(1))).how is How.REPAIRED
 
-    def test_two_contents_with_one_hash(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize("size", [SIZE, 100])
+    def test_two_contents_with_one_hash(self, store: Store, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
         chunk = store.put(memory(content(1))).chunk
-        monkeypatch.setattr("chunkstore.store.chunk_of", lambda data, digest: chunk)
+        monkeypatch.setattr("chunkstore.store.chunk_of", lambda data, digest: Chunk(chunk.hash, len(data)))
         later = Store.open(store.path)
         with pytest.raises(errors.HashCollision, match="blake3"):
-            later.put(memory(content(2)))
+            later.put(memory(content(2, size)))
         later.get(chunk, memory(SIZE))
 
     @pytest.mark.parametrize("name", ["manifest.json", "gpu-7.json"])
