@@ -117,3 +117,13 @@ API(CALL_ANY, cuDriverGetVersion, (int *version), (version)) {
     *version = getenv("SIMCUDA_LATER_ABI") ? LATER_VERSION : DRIVER_VERSION;
     return CUDA_SUCCESS;
 }
+
+/* Symbols of the simulation: that it is one, and what /proc/driver/nvidia/version says of a real driver. */
+EXPORT int simcudaVersion(void);
+EXPORT int simcudaVersion(void) { return DRIVER_VERSION; }
+
+EXPORT const char *simcudaDriverVersionString(void);
+EXPORT const char *simcudaDriverVersionString(void) {
+    const char *set = getenv("SIMCUDA_DRIVER_VERSION");
+    return set ? set : "580.159.04";
+}

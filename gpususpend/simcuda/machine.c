@@ -543,16 +543,7 @@ CUresult machine_import(int fd, struct machine_object *out) {
     return result;
 }
 
-/* ---- symbols of the simulation ---- */
-
-EXPORT int simcudaVersion(void);
-EXPORT int simcudaVersion(void) { return DRIVER_VERSION; }
-
-EXPORT const char *simcudaDriverVersionString(void);
-EXPORT const char *simcudaDriverVersionString(void) {
-    const char *set = getenv("SIMCUDA_DRIVER_VERSION");
-    return set ? set : "580.159.04";
-}
+/* ---- who uses a GPU: a symbol of the simulation ---- */
 
 static int charged_process(struct machine *m, const struct shared_object *o) {
     int first = -1;
