@@ -39,16 +39,21 @@ class Rank:
         Raises a StepFailed that names the pid: RankDied, DeadlinePassed, ShimError or ConnectionLost.
         """
         step = step or verb
-        return self._guard(step, deadline, lambda: self._patiently(verb, deadline, fd, values))
+        return self._guard(
+            step, deadline, lambda: self._patiently(lambda: self.client.request(verb, deadline, fd, **values), deadline)
+        )
 
     def listing(self, verb: str, deadline: Deadline, step: str = "") -> list[dict[str, str]]:
         """Return all groups of a paged list; raises as `ask`."""
-        return self._guard(step or verb, deadline, lambda: self.client.listing(verb, deadline))
+        return self._guard(
+            step or verb, deadline, lambda: self._patiently(lambda: self.client.listing(verb, deadline), deadline)
+        )
 
-    def _patiently(self, verb: str, deadline: Deadline, fd: int | None, values: dict[str, Any]) -> Reply:
+    def _patiently(self, call: Callable[[], T], deadline: Deadline) -> T:
+        """Make a request again while the shim is busy with one of another command."""
         while True:
             try:
-                return self.client.request(verb, deadline, fd, **values)
+                return call()
             except ShimRefused as refusal:
                 # A lock that a stopped thread holds is not given back by waiting: its owner has to run first.
                 held = refusal.reply.text("step") == "lock"

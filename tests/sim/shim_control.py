@@ -54,17 +54,21 @@ def exchange(link: socket.socket, text: str, fd: int | None = None) -> tuple[str
     return data.decode(), list(fds)
 
 
-def ask(pid: int, verb: str, fd: int | None = None, /, **fields: Any) -> dict[str, str]:
-    """Send one request; return the pairs of a good reply.  A busy shim (others may ask it, too) is asked again."""
-    words = [f"{name}={value}" for name, value in fields.items()]
+def patiently(pid: int, text: str, fd: int | None = None) -> str:
+    """Send one request and return the reply.  A busy shim (others may ask it, too) is asked again."""
     until = time.monotonic() + DEADLINE_S
     while True:
-        text, fds = talk(pid, " ".join(["1", verb, *words]), fd)
+        reply, fds = talk(pid, text, fd)
         for received in fds:
             os.close(received)
-        if "code=busy verb=" not in text or time.monotonic() > until:
-            break
+        if "code=busy verb=" not in reply or time.monotonic() > until:
+            return reply
         time.sleep(0.01)
+
+
+def ask(pid: int, verb: str, fd: int | None = None, /, **fields: Any) -> dict[str, str]:
+    """Send one request; return the pairs of a good reply."""
+    text = patiently(pid, " ".join(["1", verb, *(f"{name}={value}" for name, value in fields.items())]), fd)
     if not text.startswith("ok 1"):
         raise Refused(verb, text)
     return pairs(text.split(" |")[0])
@@ -76,7 +80,7 @@ def rows(pid: int, verb: str, /, **fields: Any) -> list[dict[str, str]]:
     start = 0
     while True:
         words = [f"{name}={value}" for name, value in {**fields, "from": start}.items()]
-        text, _ = talk(pid, " ".join(["1", verb, *words]))
+        text = patiently(pid, " ".join(["1", verb, *words]))
         if not text.startswith("ok 1"):
             raise Refused(verb, text)
         head, *groups = text.split(" |")

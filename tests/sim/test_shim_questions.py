@@ -6,8 +6,10 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from gpususpend.deadline import Deadline
 from tests.programs.client import Worker
 from tests.sim import shim_control
+from tests.sim.schedules import rank_of
 from tests.sim.shim_control import GRANULE, ask
 
 SECONDS = 4
@@ -26,6 +28,23 @@ def test_imports_listed_while_memory_is_imported_and_released(start_worker: Call
     state = worker.loop_stop(loop)
     assert asked > 10 and state["count"] > 0
     assert not state["errors"], state
+
+
+def test_commands_that_ask_at_once_wait_for_each_other(start_worker: Callable[..., Worker]) -> None:
+    """Every suspend asks the shims of others what they import; none of them is told that a shim is busy."""
+    owner, other = start_worker(), start_worker()
+    block = owner.block(GRANULE)
+    other.import_block(owner.hand(owner.mem_export(block["handle"]), other), GRANULE)
+
+    def look(number: int) -> int:
+        rank = rank_of(other)
+        seen = [len(rank.listing("imports", Deadline(60))) for _ in range(100)]
+        rank.client.close()
+        assert seen == [1] * 100, f"command {number}"
+        return number
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(look, range(4))) == [0, 1, 2, 3]
 
 
 def test_an_answer_that_an_election_overtakes_counts_for_nothing(start_worker: Callable[..., Worker]) -> None:
