@@ -34,6 +34,12 @@ while [ $# -gt 0 ]; do
     esac
 done
 [ -n "$PID" ] || usage
+for word in "${EXTRA[@]}"; do
+    case $word in
+        --state-dir* | --driver*) # the way back needs them too
+            echo "$word: set NVSNAP_GPU_SUSPEND_STATE_DIR or NVSNAP_GPU_SUSPEND_DRIVER instead" >&2; exit 2 ;;
+    esac
+done
 
 say() { printf '%(%H:%M:%S)T %s\n' -1 "$*" >&2; }
 
@@ -42,6 +48,7 @@ bring_back() {
     local status=$?
     trap - EXIT
     trap '' INT TERM HUP # a second signal must not leave the server suspended
+    jobs -p | xargs -r kill 2>/dev/null || true
     if [ -n "$MAY_BE_DOWN" ]; then
         say "bringing the server back (exit status $status)"
         "$COMMAND" resume --tree "$PID" >&2 || "$COMMAND" recover --to running --tree "$PID" >&2 ||
@@ -57,7 +64,7 @@ trap 'exit 129' HUP
 
 # The tokens that the server answers with; the model is asked for first.
 ask() {
-    python3 - "$URL" "$MODEL" "$PROMPT" "$WAIT_S" <<'PYTHON'
+    timeout "$WAIT_S" python3 - "$URL" "$MODEL" "$PROMPT" "$WAIT_S" <<'PYTHON'
 import json, sys, time, urllib.error, urllib.request
 
 url, model, prompt, wait = sys.argv[1:]
@@ -89,7 +96,7 @@ for ((cycle = 1; cycle <= CYCLES; cycle++)); do
     say "cycle $cycle of $CYCLES: suspend"
     MAY_BE_DOWN=yes
     "$COMMAND" suspend --tree "$PID" "${EXTRA[@]}"
-    sleep "$HOLD_S"
+    sleep "$HOLD_S" & wait $! # a signal ends a wait at once, and a foreground sleep only when it is over
     say "cycle $cycle of $CYCLES: resume"
     "$COMMAND" resume --tree "$PID"
     MAY_BE_DOWN=''

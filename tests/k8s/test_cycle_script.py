@@ -137,8 +137,9 @@ def test_b09_a_script_that_is_killed_leaves_the_server_running(
     start: Callable[..., subprocess.Popen[str]], tool: Tool, worker: Worker, number: signal.Signals
 ) -> None:
     """While the server is suspended; the exit status is the signal's."""
-    script = start("--hold", 1, "--cycles", 50, worker.pid)
+    script = start("--hold", 600, worker.pid)
     wait_for(tool, worker, "suspended")
+    time.sleep(0.5)
     script.send_signal(number)
     said = script.communicate(timeout=100)[1]
     assert script.returncode == 128 + number, said
@@ -164,3 +165,13 @@ def test_bad_words_change_nothing(start: Callable[..., subprocess.Popen[str]], w
     script = start(*words)
     said = script.communicate(timeout=20)[1]
     assert script.returncode == 2 and "usage:" in said, said
+
+
+def test_what_the_way_back_needs_too_is_refused(
+    start: Callable[..., subprocess.Popen[str]], tool: Tool, worker: Worker
+) -> None:
+    """Behind the dashes it would reach the suspend alone."""
+    script = start(worker.pid, "--", "--state-dir", "/tmp/other")
+    said = script.communicate(timeout=20)[1]
+    assert script.returncode == 2 and "NVSNAP_GPU_SUSPEND_STATE_DIR" in said, said
+    assert state(tool, worker) == "running"
