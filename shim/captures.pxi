@@ -185,10 +185,13 @@ cdef void captures_forget(CUcontext ctx) noexcept nogil:
 cdef CUresult wait_beside_captures() noexcept nogil:
     """Wait for all work of the current context beside captures: by a free of the driver's own, which waits (measured).
 
-    It breaks what freeing native memory would break, relaxed captures not among them.
+    It breaks what freeing native memory would break, relaxed captures not among them.  On a full GPU, where it cannot
+    be had, a wait for the context does it, unless a capture is known.
     """
     cdef CUdeviceptr small = 0
     cdef CUresult rc = gs_real.cuMemAlloc_v2(&small, 256)
+    if rc == CUDA_ERROR_OUT_OF_MEMORY and not captures_known():
+        return gs_real.cuCtxSynchronize()
     return gs_real.cuMemFree_v2(small) if rc == 0 else rc
 
 

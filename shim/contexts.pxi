@@ -145,6 +145,20 @@ cdef CUresult context_synchronize(CUcontext ctx) noexcept nogil:
     return rc
 
 
+cdef CUresult context_wait_to_free(CUcontext ctx) noexcept nogil:
+    """Wait for all work of a context as a free of native memory does.
+
+    Not by asking whether a capture is known: one can begin between the question and the wait, which would break it.
+    """
+    cdef CUcontext before = NULL
+    cdef CUresult rc = gs_real.cuCtxPushCurrent_v2(ctx)
+    if rc != 0:
+        return rc
+    rc = wait_beside_captures()
+    gs_real.cuCtxPopCurrent_v2(&before)
+    return rc
+
+
 cdef void context_gone(CUcontext ctx) noexcept nogil:
     """Free what the driver would have freed with a context, and forget it."""
     cdef Context *c

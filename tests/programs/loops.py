@@ -112,6 +112,19 @@ def graphs(launch: Launch) -> Iterator[None]:
         yield
 
 
+def captures(launch: Launch) -> Iterator[None]:
+    """Record a graph each round, in the mode that lets other threads do what they like, and give it away again."""
+    stream = calls.need(calls.stream_create(), "stream")
+    block = _memory()
+    calls.need(launch("gs_fill", [block, 1, 1], stream=stream), "launch")  # loads the module, which a capture forbids
+    calls.need(calls.stream_sync(stream), "sync")
+    while True:
+        calls.need(calls.capture_begin(stream, 1), "capture")
+        calls.need(launch("gs_fill", [block, 1, 1], stream=stream), "launch")
+        calls.need(calls.graph_destroy(calls.need(calls.capture_end(stream), "capture")), "destroy the graph")
+        yield
+
+
 def copies(launch: Launch, stream: bool = False) -> Iterator[None]:
     """Copy a new pattern in and out each round, synchronously or in a stream."""
     del launch
@@ -296,6 +309,6 @@ def imports(launch: Launch) -> Iterator[None]:
 
 KINDS: dict[str, Callable[..., Iterator[None]]] = {
     one.__name__: one
-    for one in (imports, launches, graphs, copies, allocations, fed_kernels, lockstep, steps, host_memory, mapper,
-                reserver, host_functions)
+    for one in (imports, launches, graphs, captures, copies, allocations, fed_kernels, lockstep, steps, host_memory,
+                mapper, reserver, host_functions)
 }

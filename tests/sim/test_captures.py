@@ -176,3 +176,13 @@ def test_free_beside_a_relaxed_recording_waits_and_breaks_nothing(start_worker: 
     worker.host_write(flag, 1)
     assert worker.job_answer(job, 10) == [0, None]
     recording.end()
+
+
+def test_a_free_breaks_no_capture_that_begins_meanwhile(start_worker: Callable[..., Worker]) -> None:
+    """As without the shim: a free waits for the GPU, and another thread records graphs all the time."""
+    worker = start_worker()
+    loops = [worker.loop_start("captures")] + [worker.loop_start("allocations", sizes=[512, MIB]) for _ in range(6)]
+    time.sleep(4)
+    for number in loops:
+        state = worker.loop_stop(number)
+        assert state["count"] > 10 and state["errors"] == [], state
