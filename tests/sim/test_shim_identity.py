@@ -217,7 +217,7 @@ def test_b05_a_failed_call_leaves_the_context_stack(machine: Setting, start_work
     worker.use(there)
     memory = worker.alloc(3 << 20)
     worker.use(home)
-    for rule in ("cuCtxSynchronize 1 700", "cuMemUnmap 1 1", "cuCtxPushCurrent_v2 1 201"):
+    for rule in ("cuMemFree_v2 1 700", "cuMemUnmap 1 1", "cuCtxPushCurrent_v2 1 201"):
         machine.inject(rule, worker.pid)
         assert worker.code("free", memory) != 0
         machine.inject("", worker.pid)
