@@ -412,7 +412,7 @@ cdef CUresult free_pointer(uint64_t va) noexcept nogil:
             uncarried_remove(KIND_POOL_POINTER, va)
             uncarried_remove(KIND_DMABUF, va)
         return rc
-    rc = context_wait_to_free(a.ctx)
+    rc = context_wait(a.ctx, True)
     if rc != 0:
         a.freeing = 0
         return rc

@@ -134,27 +134,16 @@ cdef CUresult current_context(CUcontext *ctx, int *device) noexcept nogil:
     return rc
 
 
-cdef CUresult context_synchronize(CUcontext ctx) noexcept nogil:
-    """Wait for all work of a context and break no capture; the caller's context stack is left as it was."""
-    cdef CUcontext before = NULL
-    cdef CUresult rc = gs_real.cuCtxPushCurrent_v2(ctx)
-    if rc != 0:
-        return rc
-    rc = wait_beside_captures() if captures_known() else gs_real.cuCtxSynchronize()
-    gs_real.cuCtxPopCurrent_v2(&before)
-    return rc
+cdef CUresult context_wait(CUcontext ctx, bint captures_may_begin) noexcept nogil:
+    """Wait for all work of a context and break no capture; the caller's context stack is left as it was.
 
-
-cdef CUresult context_wait_to_free(CUcontext ctx) noexcept nogil:
-    """Wait for all work of a context as a free of native memory does.
-
-    Not by asking whether a capture is known: one can begin between the question and the wait, which would break it.
+    Where one may begin meanwhile it does not help that none is known: it would begin between the look and the wait.
     """
     cdef CUcontext before = NULL
     cdef CUresult rc = gs_real.cuCtxPushCurrent_v2(ctx)
     if rc != 0:
         return rc
-    rc = wait_beside_captures()
+    rc = wait_beside_captures() if captures_may_begin or captures_known() else gs_real.cuCtxSynchronize()
     gs_real.cuCtxPopCurrent_v2(&before)
     return rc
 

@@ -45,7 +45,7 @@ cdef CUresult synchronize_all() noexcept nogil:
         ctx = next_context(&cursor)
         if ctx == NULL:
             return 0
-        rc = context_synchronize(ctx)
+        rc = context_wait(ctx, False)
         if rc != 0 and context_exists(ctx):
             return rc
 

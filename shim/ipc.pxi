@@ -239,7 +239,7 @@ cdef CUresult close_opened(Allocation *a) noexcept nogil:
         a.opens -= 1
         a.freeing = 0
         return 0
-    rc = context_wait_to_free(a.ctx)
+    rc = context_wait(a.ctx, True)
     if rc != 0:
         a.freeing = 0
         return rc
