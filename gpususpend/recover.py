@@ -69,20 +69,27 @@ def recover(session: Session, goal: Goal) -> bool:
         if goal is Goal.RECORDED:
             suspended = record.stage is Stage.SUSPENDED and not was_resumed(session)
             goal = Goal.SUSPENDED if suspended else Goal.RUNNING
-        if goal is Goal.SUSPENDED and is_down(session) and record.depth is Depth.PAGES:
-            if record.stage is not Stage.SUSPENDED:
-                session.note(stage=Stage.SUSPENDED, step="suspended", error="")
-            return True
         if goal is Goal.SUSPENDED and is_down(session):
-            holders = session.context.tools.holders_of(record)
-            if record.stage is not Stage.SUSPENDED or (record.frozen and not any(kept.alive() for kept in holders)):
-                session.changed = True
-                session.thaw()
-                freeze_again(session)
+            complete(session)
             return True
     quiet_for_arenas(session)
     resume(session)
     return goal is Goal.RUNNING
+
+
+def complete(session: Session) -> None:
+    """Do what a suspend has left to do for a group whose memory is away."""
+    record = session.record
+    unfinished = record.stage is not Stage.SUSPENDED
+    if record.depth is Depth.PAGES:
+        if unfinished:
+            session.note(stage=Stage.SUSPENDED, step="suspended", error="")
+        return
+    holders = session.context.tools.holders_of(record)
+    if unfinished or (record.frozen and not any(kept.alive() for kept in holders)):
+        session.changed = True
+        session.thaw()
+        freeze_again(session)
 
 
 def was_resumed(session: Session) -> bool:
