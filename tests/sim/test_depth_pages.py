@@ -42,7 +42,7 @@ def test_memory_leaves_and_comes_back(pair: Pair, tool: Tool) -> None:
     running(tool)
 
 
-def test_threads_run_until_they_come_to_a_gate(pair: Pair, tool: Tool) -> None:
+def test_threads_run_until_they_come_to_a_gate(pair: Pair, tool: Tool, machine: Setting) -> None:
     """Launches wait, whatever the thread; what uses no CUDA goes on."""
     first = pair.first
     loops = {kind: first.loop_start(kind) for kind in ("launches", "graphs", "copies")}
@@ -50,7 +50,7 @@ def test_threads_run_until_they_come_to_a_gate(pair: Pair, tool: Tool) -> None:
     held = {kind: first.loop_state(number)["count"] for kind, number in loops.items()}
     time.sleep(0.3)
     assert held == {kind: first.loop_state(number)["count"] for kind, number in loops.items()}
-    assert state_word(tool, first.pid) == "suspended"
+    assert state(tool, machine, first.pid)["state"] == "suspended"
     tool.resume(*pair.pids).expect(0)
     until = time.monotonic() + 30
     while any(first.loop_state(number)["count"] <= held[kind] for kind, number in loops.items()):
@@ -58,14 +58,6 @@ def test_threads_run_until_they_come_to_a_gate(pair: Pair, tool: Tool) -> None:
         time.sleep(0.02)
     assert not any(first.loop_state(number)["errors"] for number in loops.values())
     pair.check()
-
-
-def state_word(tool: Tool, pid: int) -> str:
-    """Return the state that status gives a process."""
-    return next(
-        str(rank["state"]) for group in tool.run("status").expect(0).json["groups"] for rank in group["ranks"]
-        if rank["pid"] == pid
-    )
 
 
 def test_host_memory_stays_where_cpu_threads_use_it(start_worker: Start, tool: Tool) -> None:

@@ -67,7 +67,6 @@ class World:
         self.random = random.Random(seed)
         self.now = 0.0
         self.look_s = look_s
-        self.closed = False
         self.flags: dict[str, int] = {}
         self.begun: dict[tuple[str, int], set[int]] = {}
         self.ranks = [ModelRank(self, index, threads) for index, threads in enumerate(programs)]
