@@ -89,117 +89,71 @@ class Files:
 
     def write_all(self, fd: int, data: memoryview, path: str) -> None:
         """Write the content of a new file and wait until it is on the disk."""
-        alignment = self._direct(fd, path)
+        direct = _Direct(self, fd, path)
         done = 0
         while done < len(data):
-            piece = self._aligned(data[done:], alignment) if alignment else data[done:]
-            try:
-                count = self.system.write(fd, piece, done)
-            except OSError as error:
-                if not alignment or error.errno not in _NOT_DIRECT:
-                    raise
-                alignment = self._give_up_direct(fd, path)
-                continue
+            count = direct.move(self.system.write, self._to_write(data[done:], direct.alignment), done)
             if count <= 0:
                 raise OSError(errno.EIO, "the file takes no more bytes", path)
-            if alignment and count % alignment:
-                count -= count % alignment
-                if count == 0:  # less than a block at a time: not with direct I/O
-                    alignment = self._give_up_direct(fd, path)
             done += count
         if self.system.fstat(fd).st_size > len(data):  # padding of the last block, even if that came short
             self.system.truncate(fd, len(data))
         self.system.datasync(fd)
-        if not alignment:
+        if not direct.alignment:
             with contextlib.suppress(OSError):  # a hint
                 self.system.forget_pages(fd)
 
+    def _to_write(self, rest: memoryview, alignment: int) -> memoryview:
+        """Return what to write next: whole blocks of `rest` as they lie, else a copy that is aligned and padded."""
+        if not alignment:
+            return rest
+        whole = _whole_blocks(rest, alignment)
+        if len(whole) and address_of(rest) % alignment == 0:
+            return whole
+        scratch = _whole_blocks(self.scratch(), alignment)
+        count = min(len(rest), len(scratch))
+        padded = -(-count // alignment) * alignment
+        scratch[:count] = rest[:count]
+        scratch[count:padded] = bytes(padded - count)
+        return scratch[:padded]
+
     def read_all(self, fd: int, into: memoryview, path: str) -> int:
         """Fill `into` from the start of a file and return how many bytes it had, fewer where it is shorter."""
-        alignment = self._direct(fd, path)
+        direct = _Direct(self, fd, path)
         done = 0
         while done < len(into):
             rest = into[done:]
-            bounced = bool(alignment) and (len(rest) < alignment or address_of(rest) % alignment != 0)
-            room = self.scratch() if bounced else rest
-            if alignment:
-                room = room[: len(room) - len(room) % alignment]
-            try:
-                count = self.system.read(fd, room, done)
-            except OSError as error:
-                if not alignment or error.errno not in _NOT_DIRECT:
-                    raise
-                alignment = self._give_up_direct(fd, path)
-                continue
+            alignment = direct.alignment
+            fits = not alignment or (len(rest) >= alignment and address_of(rest) % alignment == 0)
+            room = rest if fits else self.scratch()
+            count = min(direct.move(self.system.read, _whole_blocks(room, alignment), done), len(rest))
             if count == 0:
                 break
-            if bounced:
-                count = min(count, len(rest))
+            if not fits:
                 rest[:count] = room[:count]
             done += count
-            if alignment and done % alignment and done < len(into):
-                # Either the end of the file or a short read; what follows does not start at a block.
-                alignment = 0
-                self.system.set_direct(fd, False)
         return done
 
     def pieces(self, fd: int, path: str) -> Iterator[memoryview]:
         """Yield the content of a file in pieces that lie in this thread's scratch buffer, each until the next."""
-        scratch = self.scratch()
-        alignment = self._direct(fd, path)
+        direct = _Direct(self, fd, path)
         done = 0
-        while True:
-            try:
-                count = self.system.read(fd, scratch, done)
-            except OSError as error:
-                if not alignment or error.errno not in _NOT_DIRECT:
-                    raise
-                alignment = self._give_up_direct(fd, path)
-                continue
-            if count == 0:
-                return
-            yield scratch[:count]
+        while count := direct.move(self.system.read, self.scratch(), done):
+            yield self.scratch()[:count]
             done += count
-            if alignment and done % alignment:
-                alignment = 0
-                self.system.set_direct(fd, False)
 
-    def _direct(self, fd: int, path: str) -> int:
-        """Switch an open file to direct I/O; return the alignment of addresses and offsets, 0 for buffered I/O."""
-        if self.system.fstat(fd).st_dev in self._buffered:
-            return 0
-        try:
-            self.system.set_direct(fd, True)
-        except OSError as error:
-            if error.errno not in _NOT_DIRECT:
-                raise
-            return self._give_up_direct(fd, path)
-        return max(ALIGNMENT, *self.system.alignments(fd))
+    def is_buffered(self, device: int) -> bool:
+        """Tell whether a filesystem has refused direct I/O."""
+        return device in self._buffered
 
-    def _give_up_direct(self, fd: int, path: str) -> int:
-        """Use the page cache for this file and from now on for its filesystem, and say so."""
-        with contextlib.suppress(OSError):  # where it could not be switched on
-            self.system.set_direct(fd, False)
-        device = self.system.fstat(fd).st_dev
+    def set_buffered(self, device: int, path: str) -> None:
+        """Use the page cache for a filesystem from now on, and say so; `path` is a file on it."""
         with self._guard:
             self._buffered.add(device)
         self.tell(
             f"the filesystem of {os.path.dirname(path)} (device {os.major(device)}:{os.minor(device)}) "
             "refuses direct I/O; its page cache is used instead"
         )
-        return 0
-
-    def _aligned(self, rest: memoryview, alignment: int) -> memoryview:
-        """Return what to write next: whole blocks of `rest` as they lie, else a copy that is aligned and padded."""
-        whole = len(rest) - len(rest) % alignment
-        if whole and address_of(rest) % alignment == 0:
-            return rest[:whole]
-        scratch = self.scratch()
-        count = min(len(rest), len(scratch) - len(scratch) % alignment)
-        padded = -(-count // alignment) * alignment
-        scratch[:count] = rest[:count]
-        scratch[count:padded] = bytes(padded - count)
-        return scratch[:padded]
 
     # --- publication
 
@@ -371,3 +325,56 @@ class Files:
         finally:
             self.system.close(fd)
             self.system.unlink(path)
+
+
+def _whole_blocks(view: memoryview, alignment: int) -> memoryview:
+    return view[: len(view) - len(view) % alignment] if alignment else view
+
+
+class _Direct:
+    """An open file that is read or written past the page cache for as long as that goes.
+
+    `alignment` is what addresses, lengths and offsets have to be multiples of: 0 once the page cache is used.
+    """
+
+    def __init__(self, files: Files, fd: int, path: str) -> None:
+        self._files = files
+        self._fd = fd
+        self._path = path
+        self._device = files.system.fstat(fd).st_dev
+        self.alignment = 0
+        if not files.is_buffered(self._device):
+            try:
+                files.system.set_direct(fd, True)
+            except OSError as error:
+                self._require_refusal(error)
+            else:
+                self.alignment = max(ALIGNMENT, *files.system.alignments(fd))
+
+    def move(self, call: Callable[[int, memoryview, int], int], view: memoryview, offset: int) -> int:
+        """Read or write a view at an offset and return how many bytes went.
+
+        Filesystems exist that accept the flag and refuse the call: the same call is made again without it.
+        """
+        try:
+            count = call(self._fd, view, offset)
+        except OSError as error:
+            if not self.alignment:
+                raise
+            self._require_refusal(error)
+            count = call(self._fd, view, offset)
+        if self.alignment and count % self.alignment:  # the file's end, or a short call: no block begins there
+            self._end()
+        return count
+
+    def _require_refusal(self, error: OSError) -> None:
+        if error.errno not in _NOT_DIRECT:
+            raise error
+        self._end()
+        self._files.set_buffered(self._device, self._path)
+
+    def _end(self) -> None:
+        """Use the page cache for the rest of this file."""
+        self.alignment = 0
+        with contextlib.suppress(OSError):  # where it could not be switched on
+            self._files.system.set_direct(self._fd, False)
