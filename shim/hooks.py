@@ -293,7 +293,7 @@ TABLE = """
 2000  -       cuMemFreeHost(void *p)
 3020  -       cuMemHostGetDevicePointer_v2(CUdeviceptr *pdptr, void *p, unsigned int Flags)
 2030  -       cuMemHostGetFlags(unsigned int *pFlags, void *p)
-[object custom] Registered host memory is unregistered at release and registered again.
+[object custom] Registered host memory stays so; remap looks that it is, at the same address for the GPU.
 4000  -       cuMemHostRegister(void *p, size_t bytesize, unsigned int Flags)
 6050  -       cuMemHostRegister_v2(void *p, size_t bytesize, unsigned int Flags)
 4000  -       cuMemHostUnregister(void *p)

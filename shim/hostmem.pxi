@@ -1,5 +1,7 @@
-# Host memory that the application page-locks: unregistered at release, registered again at remap at the same address
-# with the same flags.  Memory that the driver itself allocated on the host (cuMemHostAlloc) is the driver's to carry.
+# Host memory that the application page-locks stays registered.  The driver carries a registration through its checkpoint,
+# and a copy in a graph keeps the registration itself: unregistered, it would be broken, registered again or not
+# (docs/decisions/host-registrations.md).  Remap looks that each is there still, at the address that it had for the GPU;
+# what a driver has lost is registered again.
 
 cdef enum:
     MAX_REGISTRATIONS = 65536
@@ -11,8 +13,6 @@ ctypedef struct Registration:
     uint64_t size
     uint64_t device_address     # what the GPU calls it, 0: unknown
     CUcontext ctx               # where it was registered
-    uint8_t registered
-    uint8_t compared            # since it was registered again, the GPU's address was found to be the old one
     uint8_t entered
 
 cdef Table registrations
@@ -55,7 +55,6 @@ cdef CUresult register_host(void *p, size_t size, unsigned int flags, bint curre
         r.size = size
         r.flags = flags
         r.ctx = ctx
-        r.registered = 1
         r.entered = 1
     else:
         table_give(&registrations, sizeof(Registration), r)
@@ -63,7 +62,6 @@ cdef CUresult register_host(void *p, size_t size, unsigned int flags, bint curre
     if rc == 0:
         # Not mapped for the GPU, then the address stays 0.
         device_address_of(<uint64_t>p, &r.device_address)
-        r.compared = 1
     return rc
 
 
@@ -151,51 +149,33 @@ cdef CUresult registration_enter(Registration *r) noexcept nogil:
     return gs_real.cuCtxPushCurrent_v2(r.ctx if r.ctx != NULL else context_any(&device))
 
 
-cdef CUresult registration_drop(Registration *r) noexcept nogil:
-    """Unregister.  What the application has unmapped meanwhile could not be registered again: it stays the driver's."""
-    cdef CUcontext before = NULL
-    cdef CUresult rc
-    if not r.registered or not is_mapped(r.address, r.size):
-        return 0
-    rc = registration_enter(r)
-    if rc != 0:
-        return rc
-    rc = gs_real.cuMemHostUnregister(<void *>r.address)
-    if rc == 0:
-        r.registered = 0
-    gs_real.cuCtxPopCurrent_v2(&before)
-    return rc
-
-
 cdef CUresult register_again(Registration *r) noexcept nogil:
-    """Register at the old address with the old flags."""
+    """Register what the driver has lost, at the old address with the old flags."""
     cdef CUresult rc
     if gs_real.cuMemHostRegister_v2 != NULL:
         rc = gs_real.cuMemHostRegister_v2(<void *>r.address, r.size, r.flags)
     else:
         rc = gs_real.cuMemHostRegister(<void *>r.address, r.size, r.flags)
-    if rc == 0:
-        r.registered = 1
-        r.compared = r.device_address == 0
-    return rc
+    return 0 if rc == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED else rc
 
 
 cdef CUresult registration_restore(Registration *r, bint *moved) noexcept nogil:
-    """Register again; `*moved` if the GPU knows the memory by another address now."""
+    """See to it that the driver knows the memory; `*moved` if by another address for the GPU than before."""
     cdef CUcontext before = NULL
     cdef uint64_t now = 0
     cdef CUresult rc
     moved[0] = False
-    if r.registered and r.compared:
+    # What the application has unmapped could not be registered again.
+    if r.device_address == 0 or not is_mapped(r.address, r.size):
         return 0
     rc = registration_enter(r)
     if rc != 0:
         return rc
-    if not r.registered:
+    rc = device_address_of(r.address, &now)
+    if rc != 0:
         rc = register_again(r)
-    if rc == 0 and not r.compared:
-        rc = device_address_of(r.address, &now)
-        moved[0] = rc == 0 and now != r.device_address
-        r.compared = rc == 0 and not moved[0]
+        if rc == 0:
+            rc = device_address_of(r.address, &now)
+    moved[0] = rc == 0 and now != r.device_address
     gs_real.cuCtxPopCurrent_v2(&before)
     return rc

@@ -213,23 +213,9 @@ cdef bint drop_all(bint owned, uint64_t *freed, Failure *f) noexcept nogil:
                 freed[0] += o.size
 
 
-cdef bint unregister_all(Failure *f) noexcept nogil:
-    """Unregister host memory."""
-    cdef uint32_t cursor = 0
-    cdef Registration *r
-    cdef CUresult rc
-    while True:
-        r = next_registration(&cursor)
-        if r == NULL:
-            return True
-        rc = registration_drop(r)
-        if rc != 0:
-            return fail_cuda(f, b"cuMemHostUnregister", rc, NULL, r.address)
-
-
 cdef bint phase_release(uint64_t deadline, uint64_t *saved, uint64_t *freed, uint64_t *copy_us,
                         Failure *f) noexcept nogil:
-    """Save owned memory, then drop imports, host registrations and owned memory, in this order."""
+    """Save owned memory, then drop imports and owned memory, in this order."""
     cdef uint64_t begin
     global phase, disturbed, fds_lost
     if phase != PHASE_QUIESCED and phase != PHASE_RELEASING and phase != PHASE_RELEASED:
@@ -243,7 +229,7 @@ cdef bint phase_release(uint64_t deadline, uint64_t *saved, uint64_t *freed, uin
     if not pieces_copy(True, deadline, saved, f):
         return False
     copy_us[0] = (now_ns() - begin) // 1000
-    if not drop_all(False, freed, f) or not unregister_all(f) or not drop_all(True, freed, f):
+    if not drop_all(False, freed, f) or not drop_all(True, freed, f):
         return False
     phase = PHASE_RELEASED
     return True
@@ -329,8 +315,8 @@ cdef bint remap_imports(uint64_t deadline, Failure *f) noexcept nogil:
             return False
 
 
-cdef bint register_all(Failure *f) noexcept nogil:
-    """Register host memory again; another device address is the end, since the application holds the old one."""
+cdef bint registrations_check(Failure *f) noexcept nogil:
+    """Find all host memory registered; another device address is the end, since the application holds the old one."""
     cdef uint32_t cursor = 0
     cdef Registration *r
     cdef CUresult rc
@@ -348,9 +334,9 @@ cdef bint register_all(Failure *f) noexcept nogil:
 
 
 cdef bint phase_remap(uint64_t deadline, Failure *f) noexcept nogil:
-    """Bring back imports and host registrations."""
+    """Bring back imports; host memory has to be registered as before."""
     global phase
-    if not register_all(f) or not remap_imports(deadline, f):
+    if not registrations_check(f) or not remap_imports(deadline, f):
         return False
     phase = PHASE_REMAPPED
     return True
@@ -487,7 +473,6 @@ cdef bint everything_live(Failure *f) noexcept nogil:
     """Say whether the application finds everything as it left it."""
     cdef uint32_t cursor = 0
     cdef Object *o
-    cdef Registration *r
     while True:
         o = next_object(&cursor)
         if o == NULL:
@@ -495,14 +480,6 @@ cdef bint everything_live(Failure *f) noexcept nogil:
         if o.cls != CLASS_UNUSED and not is_whole(o):
             f.object = o.id
             return fail(f, b"phase", b"open", b"an object is not live")
-    cursor = 0
-    while True:
-        r = next_registration(&cursor)
-        if r == NULL:
-            break
-        if not r.registered or not r.compared:
-            f.address = r.address
-            return fail(f, b"phase", b"open", b"host memory is not registered")
     if sealed_fds() != 0:
         return fail(f, b"phase", b"open", b"exported descriptors are not back")
     return True

@@ -33,8 +33,15 @@ static CUresult copy_row(const struct work *work, CUdeviceptr from, CUdeviceptr 
 
 static CUdeviceptr row_address(const struct copy_end *end, size_t y, size_t z) { return end->address + z * end->slice + y * end->pitch; }
 
+/* Measured: a graph's copy keeps the registration itself, not the address. Registered again is another registration. */
+static bool registration_is_there(const struct copy_end *end) {
+    return !end->registration || registration_at(end->address) == end->registration;
+}
+
 CUresult copy_run(struct work *work) {
     struct copy_end from = work->copy.from;
+    if (!registration_is_there(&work->copy.from) || !registration_is_there(&work->copy.to))
+        return CUDA_ERROR_LAUNCH_FAILED;
     if (work->copy.staged)
         from.address = (CUdeviceptr)(uintptr_t)work->copy.staged;
     for (size_t z = 0; z < work->copy.depth; z++)

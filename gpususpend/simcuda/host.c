@@ -137,6 +137,15 @@ API(CALL_CONTEXT, cuMemHostGetFlags, (unsigned *out, void *memory), (out, memory
     return CUDA_SUCCESS;
 }
 
+/* Return what tells the registration around an address from all others, 0 where there is none. */
+uint64_t registration_at(CUdeviceptr address) {
+    struct mapping m;
+    if (!mapping_find(address, &m))
+        return 0;
+    mapping_done(&m);
+    return m.kind == MAP_REGISTERED ? m.buffer_id : 0;
+}
+
 /* Managed memory: host memory here. While any exists the process cannot be checkpointed (measured: 801). */
 CUresult managed_alloc(CUdeviceptr *out, size_t size, unsigned flags) {
     void *memory;

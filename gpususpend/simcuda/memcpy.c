@@ -6,7 +6,9 @@
 #include "simcuda.h"
 
 /* Any address that the driver knows as its memory is used as such, whatever name the call has (unified addressing). */
-static struct copy_end end_at(CUdeviceptr address) { return (struct copy_end){.address = address, .device = address_is_device(address)}; }
+static struct copy_end end_at(CUdeviceptr address) {
+    return (struct copy_end){.address = address, .device = address_is_device(address), .registration = registration_at(address)};
+}
 
 /* The context that a copy in a stream uses where the call names none. */
 static CUcontext context_of(CUstream handle) {
@@ -107,7 +109,7 @@ API_STREAM(CALL_CONTEXT, cuMemcpyPeerAsync, _ptsz,
 
 static bool place(struct copy_end *end, CUmemorytype type, const void *host, CUdeviceptr device) {
     if (type == CU_MEMORYTYPE_HOST)
-        *end = (struct copy_end){.address = ADDRESS(host), .device = address_is_device(ADDRESS(host))};
+        *end = end_at(ADDRESS(host));
     else if (type == CU_MEMORYTYPE_DEVICE || type == CU_MEMORYTYPE_UNIFIED)
         *end = end_at(device);
     else

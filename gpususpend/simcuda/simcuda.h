@@ -203,6 +203,7 @@ bool mapping_overlaps(CUdeviceptr va, size_t size);
 uint64_t mapping_new_buffer_id(void);
 CUresult view_device(struct view *view, CUcontext context, CUdeviceptr address, size_t size, bool write, bool copy);
 void view_done(struct view *view);
+uint64_t registration_at(CUdeviceptr address);
 bool address_is_device(CUdeviceptr address);
 bool range_is_usable(CUcontext context, CUdeviceptr address, size_t size, bool write);
 
@@ -258,7 +259,8 @@ struct copy_end {
     CUdeviceptr address;
     size_t pitch, slice;
     bool device;
-    CUcontext context; /* of a peer copy */
+    uint64_t registration; /* that the address lies in, 0: none */
+    CUcontext context;     /* of a peer copy */
 };
 #define KERNEL_PARAM_BYTES 256
 struct work {

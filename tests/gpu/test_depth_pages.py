@@ -11,6 +11,7 @@ from tests.programs.usage import memory_by_pid
 
 MIB = 1 << 20
 SIZE = 256 * MIB
+DRIVERS_OWN = 4 * MIB  # what the driver keeps for small allocations of its own, of which a wait makes one
 PAGES = ("--depth", "pages")
 
 
@@ -29,7 +30,7 @@ def test_memory_leaves_and_comes_back(start_worker: Callable[..., Worker], group
         after = memory_by_pid(group.machine)
         for rank in ranks:
             assert rank.nvidia_fds(), "its context is to stay"
-            assert before[rank.pid] - after.get(rank.pid, 0) >= SIZE, f"{before} became {after}"
+            assert before[rank.pid] - after.get(rank.pid, 0) >= SIZE - DRIVERS_OWN, f"{before} became {after}"
         group.resume(*ranks)
         for rank, picture in zip(ranks, pictures, strict=True):
             same_picture(picture, rank.snapshot())

@@ -129,12 +129,15 @@ def test_streams_events_graphs_modules(start_worker: Callable[..., Worker], grou
     worker.kernel("gs_fill", [total, 1, 0])
     stream, event = worker.stream_create(), worker.event_create()
     worker.ctx_sync()
-    graph = worker.record_graph(stream, [["kernel", "gs_add", [total, ones, 1024]]])
+    shown = worker.buffer(4096)
+    worker.host_register(shown, 4096)
+    graph = worker.record_graph(stream, [["kernel", "gs_add", [total, ones, 1024]],
+                                         ["copy_dtoh", shown, total, 4096]])
     for turn in range(1, 4):
         worker.graph_launch(graph, stream)
         worker.event_record(event, stream)
         worker.event_sync(event)
-        assert set(worker.read(total, 1024)) == {turn}
+        assert set(worker.read(total, 1024)) == set(worker.host_read(shown, 1024)) == {turn}
         group.cycle(worker)
     assert worker.code("event_query", event) == 0
 

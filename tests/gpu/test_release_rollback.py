@@ -72,7 +72,7 @@ def test_b19_before_release(ranks: Ranks, group: Group) -> None:
     group.cycle(*ranks.all)
 
 
-RELEASE_CALLS = ["cuMemcpyDtoHAsync_v2 2", "cuMemUnmap 2", "cuMemRelease 2", "cuMemHostUnregister 1"]
+RELEASE_CALLS = ["cuMemcpyDtoHAsync_v2 2", "cuMemUnmap 2", "cuMemRelease 2"]
 
 
 @simulated
@@ -135,7 +135,7 @@ def test_b22_rollback_with_an_orphan(start_worker: Callable[..., Worker], group:
 
 
 LOAD_CALLS = ["cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemcpyHtoDAsync_v2", "cuMemImportFromShareableHandle",
-              "cuMemExportToShareableHandle", "cuMemHostRegister_v2"]
+              "cuMemExportToShareableHandle"]
 
 
 @simulated

@@ -92,14 +92,18 @@ def launches(launch: Launch, form: str = "plain") -> Iterator[None]:
 
 
 def graphs(launch: Launch) -> Iterator[None]:
-    """Replay a graph of a copy, a memset and a kernel; each replay adds five to a block."""
+    """Replay a graph of copies, a memset and a kernel; each replay adds five to a block, shown in registered memory."""
     stream = calls.need(calls.stream_create(), "stream")
     total, fives, scratch = _memory(), _memory(), _memory()
+    shown = mmap.mmap(-1, BLOCK_WORDS * 4)
+    there = ctypes.addressof(ctypes.c_char.from_buffer(shown))
+    calls.need(calls.host_register(there, BLOCK_WORDS * 4), "register")
     content.write(total, np.zeros(BLOCK_WORDS, np.uint32))
     calls.need(calls.capture_begin(stream, 1), "capture")
     calls.need(calls.memset_d32(scratch, 5, BLOCK_WORDS, stream), "memset")
     calls.need(calls.copy_dtod(fives, scratch, BLOCK_WORDS * 4, stream), "copy")
     calls.need(launch("gs_add", [total, fives, BLOCK_WORDS], stream=stream), "launch")
+    calls.need(calls.copy_dtoh(there, total, BLOCK_WORDS * 4, stream), "copy to registered memory")
     graph = calls.need(calls.capture_end(stream), "capture")
     executable = calls.need(calls.graph_instantiate(graph), "instantiate")
     done = 0
@@ -108,7 +112,9 @@ def graphs(launch: Launch) -> Iterator[None]:
         done += 1
         if done % 16 == 0:
             calls.need(calls.stream_sync(stream), "sync")
-            _same(content.read(total, BLOCK_WORDS), np.full(BLOCK_WORDS, 5 * done, np.uint32), "graph replay")
+            wanted = np.full(BLOCK_WORDS, 5 * done, np.uint32)
+            _same(content.read(total, BLOCK_WORDS), wanted, "graph replay")
+            _same(np.frombuffer(shown, np.uint32), wanted, "graph replay, in registered memory")
         yield
 
 

@@ -76,8 +76,8 @@ def test_pages_leaves_host_memory(start_worker: Start) -> None:
     assert worker.read(block["address"] + 4096) == [1]
 
 
-def test_registrations_come_back(start_worker: Start) -> None:
-    """Page-locked memory of the application is registered again at its address, with its flags."""
+def test_registrations_stay(start_worker: Start) -> None:
+    """Page-locked memory of the application stays registered at its address, with its flags."""
     worker = start_worker()
     first, second = worker.buffer(1 << 20), worker.buffer(1 << 20, "shared")
     worker.host_register(first, 1 << 20, 3)
@@ -92,3 +92,20 @@ def test_registrations_come_back(start_worker: Start) -> None:
     worker.host_unregister(second)
     assert worker.code("host_unregister", first) == 713
     assert ask(worker.pid, "status")["host_registrations"] == "0"
+
+
+def test_graph_that_copies_registered_memory(start_worker: Start) -> None:
+    """A graph's copies hold the registration itself, which therefore lives through a suspend."""
+    worker = start_worker()
+    source, target = worker.buffer(4096), worker.buffer(4096, "shared")
+    for memory in (source, target):
+        worker.host_register(memory, 4096)
+    block, stream = worker.alloc(4096), worker.stream_create()
+    graph = worker.record_graph(stream, [["copy_htod", block, source, 4096], ["copy_dtoh", target, block, 4096]])
+    with Group([worker]) as group:
+        for turn in range(3):
+            group.cycle()
+            worker.host_write(source, turn)
+            worker.graph_launch(graph, stream)
+            worker.stream_sync(stream)
+            assert worker.host_read(target, 1) == [turn]

@@ -285,11 +285,15 @@ def graphs(seen: Seen, start: Start) -> None:
     worker.ctx_sync()
     steps = [["memset_d32", block, 3, 1024], ["copy_dtod", other, block, 4096],
              ["kernel", "gs_add", [other, block, 1024]]]
-    executable = worker.record_graph(stream, steps)
+    memory = worker.buffer(4096)
+    worker.host_register(memory, 4096)
+    executable = worker.record_graph(stream, [*steps, ["copy_dtoh", memory, other, 4096]])
     cycle(seen, "graph", worker)
     worker.memset_d8(other, 0, 4096)
+    worker.ctx_sync()
     seen("replay", [worker.code("graph_launch", executable, stream), worker.code("stream_sync", stream)])
     seen("result", set(worker.read(other, 1024)) == {6})
+    seen("result in registered memory", set(worker.host_read(memory, 1024)) == {6})
     seen("event", worker.code("event_query", event))
 
 
@@ -309,6 +313,7 @@ def graph_over_remap(seen: Seen, start: Start) -> None:
     seen("map", worker.code("mem_map", block["address"], 4 * MIB, handle))
     seen("access", worker.code("mem_access", block["address"], 4 * MIB, [["device", 0, 3]]))
     worker.memset_d8(block["address"], 0, 4 * MIB)
+    worker.ctx_sync()
     seen("replay", [worker.code("graph_launch", executable, stream), worker.code("stream_sync", stream)])
     seen("result", set(worker.read(middle, 1024)) == {7})
 

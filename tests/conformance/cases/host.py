@@ -8,6 +8,7 @@ import mmap
 from tests.conformance.case import MIB, Seen, Start, case, here
 from tests.programs import calls, content
 from tests.programs.calls import need
+from tests.programs.client import WorkerDied
 
 _kept: list[mmap.mmap] = []
 
@@ -68,6 +69,24 @@ def register_answers(seen: Seen, start: Start) -> None:
         seen(f"MEMORY_TYPE afterwards {flags}", calls.pointer_attribute("MEMORY_TYPE", memory))
         seen(f"flags afterwards {flags}", calls.host_flags(memory))
         seen(f"device pointer afterwards {flags}", calls.host_device_pointer(memory))
+
+
+@case(bare=True)
+def graph_keeps_registration(seen: Seen, start: Start) -> None:
+    """A graph's copy does not go on once its host memory was unregistered, though it is registered again."""
+    worker = start(0)
+    block, memory, stream = worker.alloc(4096), worker.buffer(4096), worker.stream_create()
+    worker.host_register(memory, 4096)
+    executable = worker.record_graph(stream, [["memset_d32", block, 7, 1024], ["copy_dtoh", memory, block, 4096]])
+    seen("replay", [worker.code("graph_launch", executable, stream), worker.code("stream_sync", stream)])
+    seen("result", set(worker.host_read(memory, 1024)) == {7})
+    worker.host_unregister(memory)
+    worker.host_register(memory, 4096)
+    try:
+        goes_on = [worker.code("graph_launch", executable, stream), worker.code("stream_sync", stream)] == [0, 0]
+    except WorkerDied:  # the driver's library ran into a registration that is gone
+        goes_on = False
+    seen("goes on", goes_on)
 
 
 @case()

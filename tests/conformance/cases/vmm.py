@@ -344,5 +344,6 @@ def remap_keeps_graph(seen: Seen, start: Start) -> None:
     seen("map again", calls.mem_map(va, 2 * G, handle))
     seen("access again", calls.mem_access(va, 2 * G, [["device", 0, RW]]))
     need(calls.memset_d8(va, 0, 2 * G), "memset")
+    need(calls.ctx_sync(), "sync")  # the graph's stream does not wait for the default one
     seen("replay again", [calls.graph_launch(executable, stream).code, calls.stream_sync(stream).code])
     seen("result again", set(content.read(va + G, 1024).tolist()) == {7})
