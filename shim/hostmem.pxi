@@ -1,4 +1,4 @@
-# Host memory that the application page-locks stays registered.  The driver carries a registration through its checkpoint,
+# Host memory that the application page-locks stays registered.  The driver carries a registration through a checkpoint,
 # and a copy in a graph keeps the registration itself: unregistered, it would be broken, registered again or not
 # (docs/decisions/host-registrations.md).  Remap looks that each is there still, at the address that it had for the GPU;
 # what a driver has lost is registered again.
