@@ -1,0 +1,98 @@
+"""The ways to take a server off its GPUs and to put it back: the tool with the shim, or the driver alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from tests.programs.setting import ROOT
+
+COMMAND_S = 240
+
+
+class Failed(RuntimeError):
+    """A step did not succeed; the message is what it said."""
+
+
+def run(command: list[str]) -> dict[str, Any]:
+    """Run a command that prints JSON; return it with the seconds that it took. Raises Failed."""
+    began = time.monotonic()
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=COMMAND_S, check=False,
+                              stdin=subprocess.DEVNULL)
+    except subprocess.TimeoutExpired:
+        raise Failed(f"{' '.join(command)} did not end in {COMMAND_S} s") from None
+    if done.returncode != 0:
+        raise Failed(f"{' '.join(command)} ended with {done.returncode}: {done.stderr[-2000:]}")
+    return {"seconds": time.monotonic() - began, "report": json.loads(done.stdout)}
+
+
+class WithShim:
+    """nvsnap-gpu-suspend on the whole tree of processes."""
+
+    def __init__(self, server_pid: int, depth: str) -> None:
+        self._pid, self._depth = str(server_pid), depth
+
+    def suspend(self) -> dict[str, Any]:
+        """Take the server off its GPUs."""
+        return run([sys.executable, "-m", "gpususpend", "suspend", "--json", "--depth", self._depth,
+                    "--tree", self._pid])
+
+    def resume(self) -> dict[str, Any]:
+        """Put it back."""
+        return run([sys.executable, "-m", "gpususpend", "resume", "--json", "--tree", self._pid])
+
+
+class BareDriver:
+    """cuCheckpointProcess* on every process that uses a GPU, all at once."""
+
+    def __init__(self, pids: list[int]) -> None:
+        self._pids = [str(pid) for pid in pids]
+
+    def suspend(self) -> dict[str, Any]:
+        """Lock and checkpoint."""
+        return run([sys.executable, "-m", "tests.gpu.vllm.ways", "lock", "checkpoint", *self._pids])
+
+    def resume(self) -> dict[str, Any]:
+        """Restore and unlock."""
+        return run([sys.executable, "-m", "tests.gpu.vllm.ways", "restore", "unlock", *self._pids])
+
+
+def step(name: str, pid: int) -> int:
+    """Make one of the driver's checkpoint calls on a process; return its code."""
+    from cuda.bindings import driver
+
+    if name == "lock":
+        arguments = driver.CUcheckpointLockArgs()
+        arguments.timeoutMs = 20_000
+        return int(driver.cuCheckpointProcessLock(pid, arguments)[0])
+    call = {"checkpoint": driver.cuCheckpointProcessCheckpoint, "restore": driver.cuCheckpointProcessRestore,
+            "unlock": driver.cuCheckpointProcessUnlock}[name]
+    return int(call(pid, None)[0])
+
+
+def main(arguments: list[str]) -> None:
+    """Make two steps on all pids; print codes and seconds as JSON; exit with 1 as soon as a code is not 0."""
+    from cuda.bindings import driver
+
+    driver.cuInit(0)
+    names, pids = arguments[:2], [int(word) for word in arguments[2:]]
+    told: dict[str, Any] = {}
+    with ThreadPoolExecutor(len(pids)) as pool:
+        for name in names:
+            began = time.monotonic()
+            codes = list(pool.map(lambda pid, name=name: step(name, pid), pids))  # type: ignore[misc]
+            told[name] = {"codes": codes, "seconds": time.monotonic() - began}
+            if any(codes):
+                print(json.dumps(told), file=sys.stderr, flush=True)
+                os._exit(1)  # a thread may hang in the driver
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
