@@ -1,4 +1,4 @@
-"""Ranks with traffic: NCCL at its default transports on GPUs, ranks that wait for each other on simcuda (B16)."""
+"""Ranks with traffic: NCCL's transports on GPUs, ranks that wait for each other on simcuda (B16)."""
 
 from __future__ import annotations
 
@@ -30,21 +30,31 @@ def free_port() -> str:
         return str(one.getsockname()[1])
 
 
+TRANSPORTS = {
+    "default": ({}, "P2P/CUMEM"),
+    "legacy IPC": ({"NCCL_CUMEM_ENABLE": "0"}, "P2P/IPC"),
+    "host memory of cuMem": ({"NCCL_P2P_DISABLE": "1", "NCCL_CUMEM_HOST_ENABLE": "1"}, "via SHM"),
+    "registered files of /dev/shm": ({"NCCL_P2P_DISABLE": "1", "NCCL_CUMEM_HOST_ENABLE": "0"}, "via SHM"),
+}
+
+
 @pytest.mark.machine(devices=2, driver="real")
 @pytest.mark.timeout(400)
-def test_nccl_default_transport(machine: Setting, group: Group, tmp_path: Path) -> None:
-    """FR-5: two torch.distributed ranks, P2P over CUMEM, three cycles in place; every sum is as the CPU's."""
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_nccl(machine: Setting, group: Group, tmp_path: Path, transport: str) -> None:
+    """FR-5: two torch.distributed ranks with two communicators, three cycles in place; every sum is as the CPU's."""
+    chosen, named = TRANSPORTS[transport]
     try:
         import torch  # noqa: F401
     except ImportError:
         lacking("this test needs PyTorch")
-    env = NO_MULTICAST | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(),
+    env = NO_MULTICAST | chosen | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(),
                           "NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": str(tmp_path / "nccl.%p")}
     ranks = Stepping(machine, "tests.programs.nccl_rank", 2, tmp_path, env)
     try:
         ranks.wait_for_more(5, 120)
         said = "".join(path.read_text(errors="replace") for path in tmp_path.glob("nccl.*"))
-        assert "P2P/CUMEM" in said, "NCCL does not use P2P/CUMEM; this test is about that transport"
+        assert named in said, f"NCCL does not use {named}; this test is about that transport"
         for _ in range(3):
             group.tool.suspend(*ranks.pids).expect(0)
             assert not memory_by_pid(machine).keys() & set(ranks.pids)

@@ -28,6 +28,9 @@ def main(folder: Path) -> None:
     side = torch.cuda.Stream()
     captured = torch.ones(WORDS, device=device, dtype=torch.int64)
     dist.all_reduce(captured)
+    second = dist.new_group(backend="nccl")
+    doubled = torch.ones(1, device=device, dtype=torch.int64)
+    dist.all_reduce(doubled, group=second)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -43,11 +46,15 @@ def main(folder: Path) -> None:
             copied = weights.clone()
         dist.all_reduce(mine)
         graph.replay()
+        doubled.fill_(step)
+        dist.all_reduce(doubled, group=second)
         torch.cuda.synchronize()
         if not torch.equal(mine.cpu(), sum(parts)):
             raise SystemExit(f"rank {rank}, step {step}: the sum is wrong")
         if not bool((captured == world * (world + 1) // 2).all()):
             raise SystemExit(f"rank {rank}, step {step}: the captured sum is wrong")
+        if int(doubled.item()) != world * step:
+            raise SystemExit(f"rank {rank}, step {step}: the sum of the second communicator is wrong")
         if int(copied.sum().item()) != weights_sum:
             raise SystemExit(f"rank {rank}, step {step}: the weights changed")
         fresh = folder / f".rank{rank}"
