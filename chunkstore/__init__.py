@@ -21,9 +21,9 @@ from chunkstore.cache import Cache
 from chunkstore.checkpoint import Checkpoint
 from chunkstore.errors import Busy, Damaged, Refused, StoreError, WriteFailed
 from chunkstore.format import CHUNK_SIZE_BYTES, Allocation, Chunk, Rank
-from chunkstore.io import Files
+from chunkstore.io import Files, Room
 from chunkstore.save import Save
-from chunkstore.store import How, Put, Room, Source, Store, Verify
+from chunkstore.store import How, Put, Source, Store, Verify
 
 __all__ = [
     "CHUNK_SIZE_BYTES",

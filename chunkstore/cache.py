@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from chunkstore import errors, format
 from chunkstore.chunks import ChunkDirectory, Entry, check_content
 from chunkstore.format import Chunk, FormatError, StoreFacts
-from chunkstore.hashing import Hash
+from chunkstore.hashing import Hash, hash_by_name
 from chunkstore.io import Files, LocksUnsupported
 
 STALE_TEMPORARY_S = 3600.0
@@ -36,28 +36,43 @@ class Cache:
         Raises `WrongStore` if it belongs to another store.
         """
         path = os.path.abspath(path)
+        try:
+            cache = cls.find(path, files)
+        except errors.NotAStore:
+            cls._make(path, store, files, digest)
+            cache = cls.find(path, files)
+        if cache.facts != store:
+            raise errors.WrongStore(path=path, theirs=cache.facts.id, store="the store named", ours=store.id)
+        return cache
+
+    @classmethod
+    def find(cls, path: str | os.PathLike[str], files: Files | None = None) -> Cache:
+        """Open the cache at `path`, whichever store's it is.
+
+        Raises `NotAStore` if there is none, `UnknownVersion`, `NoHash`, `Damaged`, `WriteFailed`.
+        """
+        files = files or Files()
+        path = os.path.abspath(path)
         document = os.path.join(path, format.CACHE_FILE)
         try:
-            try:
-                content = files.read_document(document)
-            except FileNotFoundError:
-                cls._make(path, store, files, digest)
-                content = files.read_document(document)
+            facts = StoreFacts.decode(files.read_document(document), format.CACHE)
+        except FileNotFoundError:
+            detail = f"there is no {format.CACHE_FILE}"
+            raise errors.NotAStore(path=path, detail=detail, advice="name a cache; is it mounted?") from None
         except OSError as error:
             raise errors.write_failed("cannot use the cache", path, error) from error
-        try:
-            facts = StoreFacts.decode(content, format.CACHE)
         except FormatError as error:
             raise format.not_decoded(document, format.CACHE, error) from None
-        if facts != store:
-            raise errors.WrongStore(path=path, theirs=facts.id, store="the store named", ours=store.id)
-        return cls(path, facts, files, digest)
+        return cls(path, facts, files, hash_by_name(facts.hash, path))
 
     @staticmethod
     def _make(path: str, store: StoreFacts, files: Files, digest: Hash) -> None:
-        files.make_directory(path)
-        ChunkDirectory(path, files, digest).make()
-        files.write_document(os.path.join(path, format.CACHE_FILE), store.encode(format.CACHE))
+        try:
+            files.make_directory(path)
+            ChunkDirectory(path, files, digest).make()
+            files.write_document(os.path.join(path, format.CACHE_FILE), store.encode(format.CACHE))
+        except OSError as error:
+            raise errors.write_failed("cannot use the cache", path, error) from error
 
     def has(self, chunk: Chunk) -> bool:
         """Tell whether a chunk lies there with its full size."""

@@ -17,7 +17,7 @@ from chunkstore.chunks import check_content
 from chunkstore.format import Chunk
 from chunkstore.roots import Found, State
 from chunkstore.store import Store
-from chunkstore.transfer import THREADS, Progress, Report, each
+from chunkstore.transfer import THREADS, Report, Tally, each
 
 _MISSING = "it is missing"
 
@@ -114,20 +114,17 @@ def _check_all(
     store: Store, chunks: list[Chunk], needed: Container[str], threads: int, report: Report | None
 ) -> dict[str, str]:
     """Return by hash what is wrong. A chunk that nobody needs may vanish meanwhile."""
-    total = sum(chunk.size_bytes for chunk in chunks)
     problems: dict[str, str] = {}
-    done_bytes = 0
+    tally = Tally(chunks, None, report)
 
     def look(chunk: Chunk, buffer: memoryview) -> tuple[Chunk, str | None]:
         return chunk, _problem(store, chunk, buffer)
 
-    for count, (chunk, problem) in enumerate(each(chunks, look, store.chunk_size_bytes, threads), 1):
+    for chunk, problem in each(chunks, look, store.chunk_size_bytes, threads):
         name = str(chunk.hash)
         if problem is not None and (name in needed or problem != _MISSING):
             problems[name] = problem
-        done_bytes += chunk.size_bytes
-        if report is not None:
-            report(Progress(count, len(chunks), done_bytes, total))
+        tally.passed(chunk.size_bytes)
     return problems
 
 

@@ -1,7 +1,7 @@
 """Files that survive a power cut: direct I/O, durable publication, locks with a deadline, the filesystem's own clock.
 
-Owns how bytes reach a disk and come back. Must not know what they mean. Everything raises OSError (or `Busy`);
-who calls says what that means for a store.
+Owns how bytes reach a disk and come back. Must not know what they mean. Everything raises OSError, where nothing else
+is said; who calls says what that means for a store.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
-from chunkstore.errors import Busy
+from chunkstore import errors
 from chunkstore.hashing import address_of
 from chunkstore.system import System
 
@@ -32,6 +33,14 @@ _NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.
 
 class LocksUnsupported(OSError):
     """The filesystem has no file locks."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """Free room on a filesystem; None where it knows no limit."""
+
+    bytes: int | None
+    inodes: int | None
 
 
 class Files:
@@ -258,7 +267,24 @@ class Files:
                 done += count
             return bytes(content[:done])
 
-    # --- locks and time
+    # --- room, locks and time
+
+    def room(self, path: str) -> Room:
+        """Return how much room a filesystem has for this user; raises `WriteFailed` if it does not say."""
+        try:
+            found = self.system.room(path)
+        except OSError as error:
+            raise errors.write_failed("cannot look at", path, error) from error
+        free_bytes = found.f_bavail * found.f_frsize if found.f_blocks else None
+        return Room(free_bytes, found.f_favail if found.f_files else None)
+
+    def require_room(self, path: str, size_bytes: int, files: int) -> None:
+        """Raise `NoRoom` if `size_bytes` in so many new files would not fit, `WriteFailed` if nobody can tell."""
+        room = self.room(path)
+        if room.bytes is not None and room.bytes < size_bytes:
+            raise errors.NoRoom(path=path, free=room.bytes, need=size_bytes, unit="bytes")
+        if room.inodes is not None and room.inodes < files:
+            raise errors.NoRoom(path=path, free=room.inodes, need=files, unit="inodes")
 
     @contextlib.contextmanager
     def locked(self, path: str, exclusive: bool, what: str, wait_s: float = LOCK_WAIT_S) -> Iterator[int]:
@@ -279,7 +305,7 @@ class Files:
         pause_s = 0.001
         while not self._try_lock(fd, path, exclusive):
             if time.monotonic() >= deadline:
-                raise Busy(path=path, what=what)
+                raise errors.Busy(path=path, what=what)
             time.sleep(pause_s)
             pause_s = min(pause_s * 2, 0.1)
 

@@ -20,7 +20,7 @@ from chunkstore.cache import Cache
 from chunkstore.chunks import Backend, ChunkDirectory, Entry, State, check_content, chunk_of
 from chunkstore.format import CHUNK_SIZE_BYTES, Chunk, FormatError, StoreFacts
 from chunkstore.hashing import DEFAULT_HASH, address_of, hash_by_name
-from chunkstore.io import Files
+from chunkstore.io import Files, Room
 
 _TRIES = 5
 _OWN_NAMES = {format.CHUNKS, format.ROOTS, format.TEMPORARY, format.SWEEP_LOCK, "lost+found"}
@@ -58,14 +58,6 @@ class Put:
     chunk: Chunk
     how: How
     cached: bool | None = None
-
-
-@dataclass(frozen=True)
-class Room:
-    """Free room on the filesystem of a store; None where the filesystem knows no limit."""
-
-    bytes: int | None
-    inodes: int | None
 
 
 class Store:
@@ -279,20 +271,11 @@ class Store:
 
     def room(self) -> Room:
         """Return how much room the store's filesystem has for this user; raises `WriteFailed` if it does not say."""
-        try:
-            found = self.files.system.room(self.path)
-        except OSError as error:
-            raise errors.write_failed("cannot look at", self.path, error) from error
-        free_bytes = found.f_bavail * found.f_frsize if found.f_blocks else None
-        return Room(free_bytes, found.f_favail if found.f_files else None)
+        return self.files.room(self.path)
 
     def require_room(self, size_bytes: int, chunks: int) -> None:
         """Raise `NoRoom` if `size_bytes` in `chunks` new chunks would not fit; what is known already needs none."""
-        room = self.room()
-        if room.bytes is not None and room.bytes < size_bytes:
-            raise errors.NoRoom(path=self.path, free=room.bytes, need=size_bytes, unit="bytes")
-        if room.inodes is not None and room.inodes < chunks:
-            raise errors.NoRoom(path=self.path, free=room.inodes, need=chunks, unit="inodes")
+        self.files.require_room(self.path, size_bytes, chunks)
 
 
 def _as_bytes(view: memoryview) -> memoryview:

@@ -29,7 +29,7 @@ _R = TypeVar("_R")
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a transfer is."""
+    """How far a transfer is; the first of one says that nothing is done."""
 
     done_chunks: int
     total_chunks: int
@@ -109,8 +109,8 @@ def prefetch(
 ) -> Prefetched:
     """Copy the chunks of a checkpoint that the store's cache lacks into it, each checked against its hash.
 
-    Can be cut off at any time and repeated: what is there is not copied again. Raises `WrongStore`, `Damaged` for a
-    chunk that the store does not have intact, `WriteFailed` where the cache takes no more.
+    Can be cut off at any time and repeated: what is there is not copied again. Raises `WrongStore`, `NoRoom`, `Damaged`
+    for a chunk that the store does not have intact, `WriteFailed` where the cache takes no more.
     """
     cache = store.cache
     if cache is None:
@@ -118,7 +118,8 @@ def prefetch(
     checkpoint.require_store(store)
     chunks = list(checkpoint.stored_chunks().values())
     missing = [chunk for chunk in chunks if not cache.has(chunk)]
-    tally = _Tally(missing, limiter, report)
+    tally = Tally(missing, limiter, report)
+    cache.chunks.files.require_room(cache.path, tally.total_bytes, tally.total_chunks)
 
     def copy(chunk: Chunk, buffer: memoryview) -> Chunk:
         view = buffer[: chunk.size_bytes]
@@ -132,8 +133,8 @@ def prefetch(
     return Prefetched(len(chunks) - len(missing), total - tally.total_bytes, len(missing), tally.total_bytes)
 
 
-class _Tally:
-    """Counts what passed, reports it, and keeps the rate."""
+class Tally:
+    """Counts the chunks that passed, reports them, and keeps the rate."""
 
     def __init__(self, chunks: list[Chunk], limiter: Limiter | None, report: Report | None) -> None:
         self.total_chunks = len(chunks)
@@ -141,12 +142,17 @@ class _Tally:
         self._limiter = limiter
         self._report = report
         self._done_chunks = self._done_bytes = 0
+        self._tell()
 
-    def passed(self, size_bytes: int) -> None:
-        self._done_chunks += 1
-        self._done_bytes += size_bytes
+    def _tell(self) -> None:
         if self._report is not None:
             self._report(Progress(self._done_chunks, self.total_chunks, self._done_bytes, self.total_bytes))
+
+    def passed(self, size_bytes: int) -> None:
+        """Count one chunk."""
+        self._done_chunks += 1
+        self._done_bytes += size_bytes
+        self._tell()
         if self._limiter is not None:
             self._limiter.passed(size_bytes)
 
@@ -180,7 +186,7 @@ def copy_checkpoint(
         sizes = {"theirs": target.chunk_size_bytes, "ours": store.chunk_size_bytes}
         raise errors.Incompatible(path=target.path, what="chunk size", **sizes)
     chunks = checkpoint.stored_chunks()
-    tally = _Tally(list(chunks.values()), limiter, report)
+    tally = Tally(list(chunks.values()), limiter, report)
 
     def copy(item: tuple[str, Chunk], buffer: memoryview) -> tuple[str, Put]:
         name, chunk = item

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -199,7 +200,7 @@ class TestPrefetch:
         seen: list[Progress] = []
         done = prefetch(cached, checkpoint, report=seen.append)
         assert (done.copied_chunks, done.copied_bytes, done.present_chunks) == (2, 2 * SIZE, 0)
-        assert [item.done_bytes for item in seen] == [SIZE, 2 * SIZE]
+        assert [item.done_bytes for item in seen] == [0, SIZE, 2 * SIZE]
         assert {where(cached, chunk) for chunk in checkpoint.stored_chunks().values()} == {Source.CACHE}
         assert len(list((tmp_path / "cache" / "chunks").glob("*/*"))) == 2
         before = lying(tmp_path / "cache")
@@ -210,7 +211,8 @@ class TestPrefetch:
         checkpoint = save(store, tmp_path / "ckpt", [1, 2, 3, 4])
 
         def stop(progress: Progress) -> None:
-            raise KeyboardInterrupt
+            if progress.done_chunks:
+                raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
             prefetch(cached, checkpoint, threads=1, report=stop)
@@ -244,6 +246,19 @@ class TestPrefetch:
         later = Store.open(store.path, cache=tmp_path / "cache", files=files_of(full))
         with pytest.raises(errors.WriteFailed, match="free space"):
             prefetch(later, checkpoint)
+
+    def test_fr65_room_is_looked_for_first(self, store: Store, tmp_path: Path) -> None:
+        checkpoint = save(store, tmp_path / "ckpt", [1, 2])
+
+        def little(name: str, *arguments: Any) -> Any:
+            if name == "room":
+                return SimpleNamespace(f_bavail=SIZE, f_frsize=1, f_blocks=1, f_files=0, f_favail=0)
+            return None
+
+        later = Store.open(store.path, cache=tmp_path / "cache", files=files_of(little))
+        with pytest.raises(errors.NoRoom, match=f"{tmp_path / 'cache'} has {SIZE} bytes free, {2 * SIZE} are needed"):
+            prefetch(later, checkpoint)
+        assert not list((tmp_path / "cache" / "chunks").glob("*/*"))
 
     def test_rate(self) -> None:
         now = [100.0]
