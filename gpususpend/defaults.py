@@ -12,6 +12,8 @@ COMMAND = "nvsnap-gpu-suspend"
 PROTOCOL_VERSION = 1
 OLDEST_DRIVER = 570
 OLDEST_DRIVER_FOR_MAP = 580
+COPY_THREADS = 4  # --threads: chunks of a store that are worked on at a time
+GRACE_S = 24 * 3600.0  # --grace: how long an unneeded chunk of a store stays
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,14 @@ def rate(count: int, seconds: float) -> str:
     return f"{count / seconds / 1e9:.2f} GB/s" if count and seconds > 0 else ""
 
 
+def time_left(rest: int, done: int, seconds: float) -> str:
+    """Return how long the rest takes at the rate so far, or nothing where nobody can tell or nothing is left."""
+    if rest <= 0 or done <= 0:
+        return ""
+    left_s = round(rest * seconds / done)
+    return f"{left_s} s left" if left_s < 120 else f"{left_s // 60} min left"
+
+
 class _Forgiving:
     """A stream that takes everything: a terminal may go away at any moment, and nothing must stop for that."""
 
@@ -69,15 +77,15 @@ class Progress:
         self._quiet = quiet
         self._clock = clock
         self._interval_s = interval_s
-        self._phase, self._ranks, self._bytes = "", 0, 0
+        self._phase, self._total, self._bytes, self._unit = "", 0, 0, ""
         self._begun = self._told = 0.0
         self._bar: Any = None
         self._task: Any = None
 
-    def begin(self, phase: str, ranks: int, total_bytes: int = 0) -> None:
-        """Begin a phase over `ranks` ranks that moves `total_bytes` in all (0: unknown or none)."""
+    def begin(self, phase: str, total: int, total_bytes: int = 0, unit: str = "ranks") -> None:
+        """Begin a phase over `total` ranks, or of what `unit` says, that moves `total_bytes` (0: unknown or none)."""
         self.end()
-        self._phase, self._ranks, self._bytes = phase, ranks, total_bytes
+        self._phase, self._total, self._bytes, self._unit = phase, total, total_bytes, unit
         self._begun = self._told = self._clock()
         if not self._quiet and self._stream.isatty():
             self._draw()
@@ -91,21 +99,22 @@ class Progress:
             TextColumn("{task.description:<14}"), BarColumn(), TextColumn("{task.fields[text]}"), TimeElapsedColumn(),
             console=Console(file=self._stream), transient=True,
         )  # fmt: skip
-        self._task = self._bar.add_task(self._phase, total=max(1, self._bytes or self._ranks), text="")
+        self._task = self._bar.add_task(self._phase, total=max(1, self._bytes or self._total), text="")
         self._bar.start()
 
-    def update(self, ranks_done: int, bytes_done: int = 0) -> None:
+    def update(self, done: int, bytes_done: int = 0) -> None:
         """Say how many ranks have finished and how many bytes have moved."""
         if self._quiet:
             return
         elapsed = self._clock() - self._begun
-        parts = [f"{ranks_done}/{self._ranks} ranks"]
+        parts = [f"{done}/{self._total} {self._unit}"]
         if self._bytes:
             parts.append(f"{readable_bytes(bytes_done)} of {readable_bytes(self._bytes)}")
             parts.append(rate(bytes_done, elapsed))
+            parts.append(time_left(self._bytes - bytes_done, bytes_done, elapsed))
         text = ", ".join(part for part in parts if part)
         if self._bar is not None:
-            self._bar.update(self._task, completed=bytes_done if self._bytes else ranks_done, text=text)
+            self._bar.update(self._task, completed=bytes_done if self._bytes else done, text=text)
         elif self._clock() - self._told >= self._interval_s:
             self._told = self._clock()
             self.say(f"{self._phase}: {text}, {elapsed:.0f} s")

@@ -138,7 +138,7 @@ def error_data(error: errors.GpushareError | None) -> dict[str, Any] | None:
     named = {name: facts.pop(name, None) for name in ("step", "pid", "cuda", "cuda_name")}
     named["step"] = cause.facts.get("step", named["step"])
     named["pid"] = cause.facts.get("pid", named["pid"])
-    return {"code": error.code, "cause": cause.code, "message": str(error), **named, "facts": facts}
+    return {"code": error.code, "cause": error.reason, "message": str(error), **named, "facts": facts}
 
 
 def table(rows: Iterable[Sequence[object]], heads: Sequence[str]) -> list[str]:

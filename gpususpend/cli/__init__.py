@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 import click
 
@@ -14,26 +16,38 @@ from gpususpend import __version__, errors
 from gpususpend.cli import output
 from gpususpend.defaults import COMMAND
 
-COMMANDS = ("suspend", "resume", "stop", "status", "gpus", "recover", "run", "env")
+COMMANDS = (
+    "suspend", "resume", "stop", "status", "gpus", "recover", "run", "env", "store", "cache-prefetch", "cache-gc",
+)  # fmt: skip
 
 
 class Commands(click.Group):
-    """The group of commands, each in the module of its name."""
+    """A group of commands, each in the module of its name in the package `package`."""
+
+    def __init__(self, *arguments: Any, package: str, names: Sequence[str], **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._package = package
+        self._names = names
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names in the order of use."""
-        return list(COMMANDS)
+        return list(self._names)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Load one command."""
-        if cmd_name not in COMMANDS:
+        if cmd_name not in self._names:
             return None
-        module = importlib.import_module(f"gpususpend.cli.{cmd_name}")
+        module = importlib.import_module(f"{self._package}.{cmd_name.replace('-', '_')}")
         command: click.Command = module.command
         return command
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=Commands,
+    package=__name__,
+    names=COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(__version__, prog_name=COMMAND)
 def group() -> None:
     """Suspend and resume processes that share GPU memory.

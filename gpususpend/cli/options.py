@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class _Seconds(click.FloatRange):
+class Seconds(click.FloatRange):
     """A time limit: a finite number above zero."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
@@ -43,7 +43,7 @@ class _Seconds(click.FloatRange):
         return seconds
 
 
-SECONDS = _Seconds(min=0, min_open=True)
+SECONDS = Seconds(min=0, min_open=True)
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")

@@ -36,7 +36,8 @@ def reporting(command: str, as_json: bool, simulated: bool = False) -> Iterator[
 
 def finish_error(words: Sequence[str], error: errors.GpushareError) -> int:
     """Print the report of a command line that could not begin; return the exit status."""
-    command = next((word for word in words if not word.startswith("-")), "")
+    named = [word for word in words if not word.startswith("-")]
+    command = " ".join(named[: 2 if named[:1] == ["store"] else 1])
     return _finish(Report(command, error=error), "--json" in words)
 
 

@@ -32,11 +32,16 @@ def test_every_error_is_of_one_kind_and_has_its_own_code() -> None:
         assert kind.next_action in ("retry", "cold-start", "operator")
 
 
+def example(kind: type[errors.StoreError]) -> errors.StoreError:
+    """Return an error of that class with a word for each of its facts."""
+    names = {name for _, name, _, _ in string.Formatter().parse(kind.template) if name}
+    return kind(**{name: f"<{name}>" for name in names})
+
+
 @pytest.mark.parametrize("kind", all_errors(), ids=lambda kind: kind.code)
 def test_every_error_says_its_facts(kind: type[errors.StoreError]) -> None:
-    names = {name for _, name, _, _ in string.Formatter().parse(kind.template) if name}
-    error = kind(**{name: f"<{name}>" for name in names})
-    assert all(f"<{name}>" in str(error) for name in names)
+    error = example(kind)
+    assert all(word in str(error) for word in error.facts.values())
 
 
 @pytest.mark.parametrize("make", [errors.write_failed, errors.unreadable])

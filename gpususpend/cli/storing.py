@@ -1,0 +1,187 @@
+"""What the commands on stores and caches share: options, sizes as people write them, progress, and the end by a signal.
+
+Owns names, help and defaults of these options.  Must not know what the commands do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from gpususpend import errors
+from gpususpend.cli import options, output
+from gpususpend.defaults import COPY_THREADS
+from gpususpend.interrupt import Interrupts
+from gpususpend.progress import Progress, readable_bytes
+from gpususpend.report import Report
+
+if TYPE_CHECKING:
+    from chunkstore import Files, Store, report, transfer
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_UNITS = {"": 1 << 30, "b": 1}
+_UNITS |= {f"{letter}ib": 1 << 10 * power for power, letter in enumerate("kmgt", 1)}
+_UNITS |= {f"{letter}b": 1000**power for power, letter in enumerate("kmgt", 1)}
+
+
+class Size(click.ParamType[int]):
+    """A number of bytes such as 200GiB, 1.5TB or 200, which are GiB; with `suffix`, a rate may end in it."""
+
+    name = "size"
+
+    def __init__(self, suffix: str = "") -> None:
+        self._suffix = suffix
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the bytes, or refuse the argument."""
+        if isinstance(value, int):
+            return value
+        text = str(value).strip().lower().removesuffix(self._suffix)
+        found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?) ?([a-z]*)", text, re.ASCII)
+        if found is None or found[2] not in _UNITS:
+            example = f"200GiB{self._suffix} or 500MB{self._suffix}"
+            self.fail(f"'{value}' is no {self.name}; write {example}, or a number of GiB", param, ctx)
+        return int(float(found[1]) * _UNITS[found[2]])
+
+
+class Rate(Size):
+    """A number of bytes a second, above zero."""
+
+    name = "rate"
+
+    def __init__(self) -> None:
+        super().__init__("/s")
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the rate, or refuse the argument."""
+        rate = super().convert(value, param, ctx)
+        if rate == 0:
+            self.fail("at that rate it never ends", param, ctx)
+        return rate
+
+
+def path_argument(name: str, metavar: str) -> Callable[[F], F]:
+    """Return the argument for a store, a checkpoint's directory or a cache."""
+    return click.argument(name, metavar=metavar, type=click.Path())
+
+
+store_argument = path_argument("store_path", "STORE")
+directory_argument = path_argument("directory", "DIR")
+dry_run_option = click.option("--dry-run", is_flag=True, help="Only say what would go.")
+threads_option = click.option(
+    "--threads", type=click.IntRange(1, 256), default=COPY_THREADS, show_default=True, metavar="N",
+    help="Chunks that are worked on at a time; each takes a chunk's size of memory.",
+)  # fmt: skip
+limit_option = click.option(
+    "--limit", type=Rate(), metavar="RATE", help="Stay below this rate, such as 500MiB/s.  [default: none]"
+)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a command needs while it works; warnings of the store go into its report."""
+
+    files: Files
+    _progress: Progress
+    _interrupts: Interrupts
+
+    def told(self, phase: str, state: str) -> Callable[[transfer.Progress], None]:
+        """Return what a transfer reports to: it shows progress, and ends the command where a signal came.
+
+        `state` says what things are in then, and what to do next.
+        """
+
+        def tell(reached: transfer.Progress) -> None:
+            if reached.done_chunks == 0:
+                self._progress.begin(phase, reached.total_chunks, reached.total_bytes, "chunks")
+            self._progress.update(reached.done_chunks, reached.done_bytes)
+            self._check(state)
+
+        return tell
+
+    def limiter(self, rate: int | None, state: str) -> transfer.Limiter:
+        """Return what keeps a transfer below a rate; a signal ends the wait, as in `told`."""
+        from chunkstore.transfer import Limiter
+
+        def sleep(seconds: float) -> None:
+            until = time.monotonic() + seconds
+            while (rest := until - time.monotonic()) > 0:
+                time.sleep(min(rest, 0.1))
+                self._check(state)
+
+        return Limiter(rate, sleep=sleep)
+
+    def _check(self, state: str) -> None:
+        if self._interrupts.received is not None:
+            raise errors.CutOff(signal=self._interrupts.received.name, state=state)
+
+
+@dataclass(frozen=True)
+class Common:
+    """What every command on stores is told."""
+
+    as_json: bool
+    quiet: bool
+
+    def reporting(self, command: str) -> AbstractContextManager[Report]:
+        """Report as these options say; see `output.reporting`."""
+        return output.reporting(command, self.as_json)
+
+    @contextlib.contextmanager
+    def working(self, report: Report) -> Iterator[Work]:
+        """Yield what the command works with; what the store raises becomes an error of the command."""
+        from chunkstore import Files
+        from gpususpend.storage import translated
+
+        progress = Progress(quiet=self.quiet)
+        with Interrupts() as interrupts, translated():
+            try:
+                yield Work(Files(notify=report.warnings.append), progress, interrupts)
+            finally:
+                progress.end()
+
+
+def store_options(function: F) -> F:
+    """Add the options that every command on stores has; the command gets them as `common`."""
+
+    @functools.wraps(function)
+    def wrapped(*, as_json: bool, quiet: bool, **rest: Any) -> Any:
+        return function(common=Common(as_json, quiet), **rest)
+
+    for option in (options.json_option, options.quiet_option):
+        wrapped = option(wrapped)
+    return wrapped  # type: ignore[return-value]
+
+
+def store_data(store: Store) -> dict[str, Any]:
+    """Return which store it is, as JSON."""
+    return {"path": store.path, **vars(store.facts)}
+
+
+def removed(dry_run: bool) -> str:
+    """Return the word for what was removed, or would be."""
+    return "would be removed" if dry_run else "removed"
+
+
+def leftovers(size_bytes: int, dry_run: bool) -> list[str]:
+    """Return the line about files of writers that died, if there are any."""
+    return [f"files of dead writers {removed(dry_run)}: {readable_bytes(size_bytes)}"] if size_bytes else []
+
+
+def size_cells(sizes: report.Sizes | None) -> tuple[str, str, str]:
+    """Return a checkpoint's sizes as cells of a table, under `SIZE_HEADS`."""
+    if sizes is None:
+        return "-", "-", "-"
+    return readable_bytes(sizes.memory_bytes), readable_bytes(sizes.zero_bytes), readable_bytes(sizes.stored_bytes)
+
+
+SIZE_HEADS = ("MEMORY", "ZEROS", "STORED")
