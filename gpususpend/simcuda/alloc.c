@@ -139,7 +139,7 @@ API(CALL_CONTEXT, cuMemGetAddressRange_v2, (CUdeviceptr * base, size_t *size, CU
     struct mapping m;
     if (!mapping_find(address, &m))
         return CUDA_ERROR_NOT_FOUND;
-    bool on_host = m.memory && m.memory->device < 0;
+    bool on_host = m.memory && is_host_memory(m.memory);
     mapping_done(&m);
     if (m.kind == MAP_VMM && !anyone_has_access(&m))
         return CUDA_ERROR_NOT_FOUND;

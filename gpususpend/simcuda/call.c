@@ -127,3 +127,6 @@ EXPORT const char *simcudaDriverVersionString(void) {
     const char *set = getenv("SIMCUDA_DRIVER_VERSION");
     return set ? set : "580.159.04";
 }
+
+/* The branch that the version begins with; what drivers can do differs by it. */
+int driver_branch(void) { return atoi(simcudaDriverVersionString()); }

@@ -18,8 +18,10 @@ static CUresult copy_row(const struct work *work, CUdeviceptr from, CUdeviceptr 
         if (result == CUDA_SUCCESS && work->copy.to.device)
             result = view_device(&target, at_target, to, size, true, true);
         size_t piece = source.length < target.length ? source.length : target.length;
-        if (result == CUDA_SUCCESS)
+        if (result == CUDA_SUCCESS) {
             memmove(target.bytes, source.bytes, piece);
+            view_wrote(&target, piece);
+        }
         view_done(&source);
         view_done(&target);
         if (result != CUDA_SUCCESS)
@@ -69,6 +71,7 @@ static CUresult set_row(const struct work *work, CUdeviceptr to, size_t size) {
         if (result != CUDA_SUCCESS)
             return result;
         set_elements(target.bytes, target.length, work->set.value, work->set.element);
+        view_wrote(&target, target.length);
         to += target.length;
         size -= target.length;
         view_done(&target);

@@ -225,7 +225,9 @@
     PLAIN(cuModuleUnload, 2000, cuModuleUnload) \
     PLAIN(cuMulticastAddDevice, 12010, cuMulticastAddDevice) \
     PLAIN(cuMulticastBindAddr, 12010, cuMulticastBindAddr) \
+    PLAIN(cuMulticastBindAddr, 13010, cuMulticastBindAddr_v2) \
     PLAIN(cuMulticastBindMem, 12010, cuMulticastBindMem) \
+    PLAIN(cuMulticastBindMem, 13010, cuMulticastBindMem_v2) \
     PLAIN(cuMulticastCreate, 12010, cuMulticastCreate) \
     PLAIN(cuMulticastGetGranularity, 12010, cuMulticastGetGranularity) \
     PLAIN(cuMulticastUnbind, 12010, cuMulticastUnbind) \

@@ -45,6 +45,8 @@ static CUresult walk_pieces(CUcontext context, struct walk *walks, unsigned arra
         if (result == CUDA_SUCCESS)
             body(walks, piece, state);
         for (unsigned i = 0; i < arrays; i++) {
+            if (result == CUDA_SUCCESS)
+                view_wrote(&walks[i].view, piece * width);
             view_done(&walks[i].view);
             walks[i].at += piece * width;
         }

@@ -1,5 +1,5 @@
-/* Objects of later stages: multicast, external memory and semaphores, sparse arrays. They can be made and destroyed, so
- * that what the shim says about a process that has some can be tested; what they are for is not simulated. */
+/* Objects of later stages: external memory and semaphores, sparse arrays. They can be made and destroyed, so that what
+ * the shim says about a process that has some can be tested; what they are for is not simulated. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
@@ -7,55 +7,6 @@
 #include <unistd.h>
 
 #include "simcuda.h"
-
-/* ---- multicast ---- */
-
-API(CALL_INIT, cuMulticastGetGranularity, (size_t *out, const CUmulticastObjectProp *prop, CUmulticastGranularity_flags option), (out, prop, option)) {
-    if (!out || !prop || option < 0 || option > 1)
-        return CUDA_ERROR_INVALID_VALUE;
-    *out = GRANULE;
-    return CUDA_SUCCESS;
-}
-
-API(CALL_INIT, cuMulticastCreate, (CUmemGenericAllocationHandle * out, const CUmulticastObjectProp *prop), (out, prop)) {
-    if (!out || !prop || prop->numDevices < 1 || prop->numDevices > (unsigned)device_count || !prop->size || prop->size % GRANULE || prop->flags)
-        return CUDA_ERROR_INVALID_VALUE;
-    struct machine_object object = {.size = prop->size, .device = -1};
-    object.prop.requestedHandleTypes = (int)prop->handleTypes;
-    CUresult result = machine_object_create(&object);
-    if (result != CUDA_SUCCESS)
-        return result;
-    struct memory *memory = memory_new(&object, MEM_MULTICAST, false);
-    memory->handle_refs = 1;
-    *out = memory->handle;
-    return CUDA_SUCCESS;
-}
-
-static CUresult on_multicast(CUmemGenericAllocationHandle handle) {
-    memory_lock();
-    struct memory *memory = memory_by_handle(handle);
-    bool ok = memory && memory->kind == MEM_MULTICAST;
-    memory_unlock();
-    return ok ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-API(CALL_INIT, cuMulticastAddDevice, (CUmemGenericAllocationHandle handle, CUdevice device), (handle, device)) {
-    return device_valid(device) ? on_multicast(handle) : CUDA_ERROR_INVALID_DEVICE;
-}
-API(CALL_INIT, cuMulticastBindMem, (CUmemGenericAllocationHandle handle, size_t offset, CUmemGenericAllocationHandle memory, size_t memory_offset, size_t size,
-    unsigned long long flags), (handle, offset, memory, memory_offset, size, flags)) {
-    (void)offset, (void)memory, (void)memory_offset, (void)size, (void)flags;
-    return on_multicast(handle) == CUDA_SUCCESS ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE;
-}
-API(CALL_INIT, cuMulticastBindAddr, (CUmemGenericAllocationHandle handle, size_t offset, CUdeviceptr va, size_t size, unsigned long long flags),
-    (handle, offset, va, size, flags)) {
-    (void)offset, (void)va, (void)size, (void)flags;
-    return on_multicast(handle) == CUDA_SUCCESS ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE;
-}
-API(CALL_INIT, cuMulticastUnbind, (CUmemGenericAllocationHandle handle, CUdevice device, size_t offset, size_t size), (handle, device, offset, size)) {
-    (void)device, (void)offset, (void)size;
-    return on_multicast(handle) == CUDA_SUCCESS ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE;
-}
 
 /* ---- memory for other devices ---- */
 

@@ -21,34 +21,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "simcuda.h"
-
-enum { MAX_PROCESSES = 256, MAX_OBJECTS = 32768, MAX_EXPORTS = 32768, LAYOUT = 3 };
-#define PROCESS_BYTE ((off_t)1 << 40)
-#define EXPORT_BYTE ((off_t)1 << 41)
-#define CONTEXT_COST ((size_t)16 << 20) /* what a context takes of its GPU */
-
-struct shared_process {
-    uint32_t used, pid;
-    uint64_t nonce;
-    uint8_t context_on[MAX_DEVICES];
-};
-struct shared_object {
-    struct machine_object object; /* id 0: free */
-    uint64_t holders[MAX_PROCESSES / 64];
-};
-struct shared_export {
-    uint64_t number, object; /* number 0: free */
-};
-struct machine {
-    uint32_t layout, devices;
-    uint64_t device_memory, next_object, next_export;
-    pthread_mutex_t lock;
-    uint32_t objects_used, exports_used; /* high-water marks */
-    struct shared_process processes[MAX_PROCESSES];
-    struct shared_object objects[MAX_OBJECTS];
-    struct shared_export exports[MAX_EXPORTS];
-};
+#include "machine.h"
 
 static struct machine *machine;
 static int slot = -1, alive_fd = -1, device_fds[MAX_DEVICES];
@@ -112,8 +85,13 @@ static void forget_object(struct shared_object *o) {
     memset(o, 0, sizeof *o);
 }
 
-static void collect(struct machine *m, struct shared_object *o, int probe) {
-    if (o->object.id && !held(o) && !exported(m, o->object.id, probe))
+void machine_collect(struct machine *m, struct shared_object *o, int probe) {
+    if (!o->object.id || held(o) || team_binds(m, o->object.id))
+        return;
+    /* Reported: who imports a multicast object that only a descriptor keeps gets an empty one. */
+    if (o->object.team)
+        team_empty(m, o, probe);
+    if (!exported(m, o->object.id, probe))
         forget_object(o);
 }
 
@@ -126,11 +104,12 @@ static void reap(struct machine *m) {
         if (!m->processes[p].used || (m == machine && p == slot) || byte_locked(probe, PROCESS_BYTE + p))
             continue;
         memset(&m->processes[p], 0, sizeof m->processes[p]);
+        team_process_gone(m, p);
         for (uint32_t i = 0; i < m->objects_used; i++)
             m->objects[i].holders[p / 64] &= ~((uint64_t)1 << p % 64);
     }
     for (uint32_t i = 0; i < m->objects_used; i++)
-        collect(m, &m->objects[i], probe);
+        machine_collect(m, &m->objects[i], probe);
     while (m->objects_used && !m->objects[m->objects_used - 1].object.id)
         m->objects_used--;
     while (m->exports_used && !m->exports[m->exports_used - 1].number)
@@ -149,7 +128,7 @@ static size_t used_on(struct machine *m, int device) {
     return used;
 }
 
-static struct shared_object *find_object(struct machine *m, uint64_t id) {
+struct shared_object *machine_find(struct machine *m, uint64_t id) {
     for (uint32_t i = 0; i < m->objects_used; i++)
         if (m->objects[i].object.id == id)
             return &m->objects[i];
@@ -163,6 +142,14 @@ static void lock_table(struct machine *m) {
         reap(m);
     }
 }
+
+struct machine *machine_lock(void) {
+    lock_table(machine);
+    return machine;
+}
+void machine_unlock(void) { pthread_mutex_unlock(&machine->lock); }
+int machine_slot(void) { return slot; }
+int machine_probe(void) { return open_in_folder("nvidiactl", O_RDWR); }
 
 /* ---- the folder ---- */
 
@@ -320,6 +307,7 @@ void machine_detach(void) {
     for (uint32_t i = 0; i < machine->objects_used; i++)
         machine->objects[i].holders[slot / 64] &= ~((uint64_t)1 << slot % 64);
     memset(&machine->processes[slot], 0, sizeof machine->processes[slot]);
+    team_process_gone(machine, slot);
     slot = -1;
     reap(machine);
     bool empty = machine_is_empty(machine);
@@ -443,8 +431,8 @@ CUresult machine_object_create(struct machine_object *object) {
     if (o) {
         object->id = machine->next_object++;
         object->creator = nonce;
-        if (make_bytes(object->id, object->size)) {
-            memset(o->holders, 0, sizeof o->holders);
+        if (object->team || make_bytes(object->id, object->size)) {
+            memset(o, 0, sizeof *o);
             o->holders[slot / 64] |= (uint64_t)1 << slot % 64;
             o->object = *object;
             result = CUDA_SUCCESS;
@@ -468,7 +456,7 @@ static CUresult hold(struct shared_object *o, struct machine_object *out) {
 CUresult machine_object_hold(uint64_t id, struct machine_object *out) {
     lock_table(machine);
     reap(machine);
-    CUresult result = hold(find_object(machine, id), out);
+    CUresult result = hold(machine_find(machine, id), out);
     pthread_mutex_unlock(&machine->lock);
     return result;
 }
@@ -477,12 +465,12 @@ CUresult machine_object_hold(uint64_t id, struct machine_object *out) {
 void machine_object_drop(uint64_t id) {
     if (!machine)
         return;
-    int probe = open_in_folder("nvidiactl", O_RDWR);
+    int probe = machine_probe();
     lock_table(machine);
-    struct shared_object *o = find_object(machine, id);
+    struct shared_object *o = machine_find(machine, id);
     if (o) {
         o->holders[slot / 64] &= ~((uint64_t)1 << slot % 64);
-        collect(machine, o, probe);
+        machine_collect(machine, o, probe);
     }
     pthread_mutex_unlock(&machine->lock);
     close(probe);
@@ -538,7 +526,7 @@ CUresult machine_import(int fd, struct machine_object *out) {
     lock_table(machine);
     for (uint32_t i = 0; i < machine->exports_used && result != CUDA_SUCCESS; i++)
         if (number && machine->exports[i].number == number)
-            result = hold(find_object(machine, machine->exports[i].object), out);
+            result = hold(machine_find(machine, machine->exports[i].object), out);
     pthread_mutex_unlock(&machine->lock);
     return result;
 }

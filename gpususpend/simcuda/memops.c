@@ -40,6 +40,7 @@ static CUresult run_one(CUcontext context, const CUstreamBatchMemOpParams *op) {
         __atomic_store_n((uint64_t *)view.bytes, value, __ATOMIC_SEQ_CST);
     else if (write)
         __atomic_store_n((uint32_t *)view.bytes, (uint32_t)value, __ATOMIC_SEQ_CST);
+    view_wrote(&view, width);
     for (unsigned spins = 0; !write && !satisfied(load(view.bytes, width), value, op->waitValue.flags, width); spins++)
         nap_us(spins < 100 ? 5 : 100);
     view_done(&view);

@@ -269,6 +269,9 @@ bool mapping_remove(CUdeviceptr va, struct mapping *out) {
 
 static bool may_access(const struct mapping *m, CUcontext context, bool write, bool copy) {
     int device = context->device;
+    /* Only instructions made for it may read there: each GPU holds another value. */
+    if (m->memory && m->memory->kind == MEM_MULTICAST && !write)
+        return false;
     switch (m->kind) {
     case MAP_VMM:
         if (write)
@@ -304,6 +307,12 @@ CUresult view_device(struct view *view, CUcontext context, CUdeviceptr address, 
         view->bytes = (void *)(uintptr_t)address;
         return CUDA_SUCCESS;
     }
+    if (m.memory->kind == MEM_MULTICAST) {
+        CUresult result = multicast_view(view, m.memory->object.id, inside, view->length);
+        if (result != CUDA_SUCCESS)
+            view_done(view);
+        return result;
+    }
     char *bytes = memory_view(m.memory);
     if (!bytes) {
         view_done(view);
@@ -313,7 +322,16 @@ CUresult view_device(struct view *view, CUcontext context, CUdeviceptr address, 
     return CUDA_SUCCESS;
 }
 
+/* What was written to the first bytes of a view reaches every GPU that it stands for. */
+void view_wrote(struct view *view, size_t size) {
+    for (unsigned i = 1; i < view->replica_count; i++)
+        memcpy(view->replicas[i].bytes, view->bytes, size);
+}
+
 void view_done(struct view *view) {
+    for (unsigned i = 0; i < view->replica_count; i++)
+        munmap(view->replicas[i].mapped, view->replicas[i].mapped_size);
+    view->replica_count = 0;
     if (view->pinned)
         memory_put(view->pinned);
     view->pinned = NULL;

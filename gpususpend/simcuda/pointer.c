@@ -3,7 +3,7 @@
 
 #include "simcuda.h"
 
-static bool is_host(const struct mapping *m) { return m->kind == MAP_HOST || m->kind == MAP_REGISTERED || (m->memory && m->memory->device < 0); }
+static bool is_host(const struct mapping *m) { return m->kind == MAP_HOST || m->kind == MAP_REGISTERED || (m->memory && is_host_memory(m->memory)); }
 
 static bool is_vmm(const struct mapping *m) { return m->kind == MAP_VMM; }
 

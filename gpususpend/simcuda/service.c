@@ -78,7 +78,7 @@ static void serve(int client) {
     case VERB_STATE: answer(client, CUDA_SUCCESS, checkpoint_state()); return;
     case VERB_THREAD: answer(client, CUDA_SUCCESS, atomic_load(&restore_tid)); return;
     case VERB_LOCK: pass_to_driver_thread(client, request.timeout_ms); return;
-    case VERB_CHECKPOINT: answer(client, checkpoint_checkpoint(), 0); return;
+    case VERB_CHECKPOINT: answer(client, checkpoint_checkpoint(client), 0); return;
     case VERB_RESTORE: answer(client, checkpoint_restore(&request), 0); return;
     case VERB_UNLOCK: answer(client, checkpoint_unlock(), 0); return;
     default: answer(client, CUDA_ERROR_INVALID_VALUE, 0);

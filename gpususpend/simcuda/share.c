@@ -71,7 +71,7 @@ API(CALL_INIT, cuMemImportFromShareableHandle, (CUmemGenericAllocationHandle * o
         return CUDA_ERROR_INVALID_DEVICE;
     }
     object.prop.requestedHandleTypes = 0; /* an import cannot be exported */
-    struct memory *memory = memory_new(&object, MEM_VMM, object.creator != machine_nonce());
+    struct memory *memory = memory_new(&object, object.team ? MEM_MULTICAST : MEM_VMM, object.creator != machine_nonce());
     memory->handle_refs = 1;
     *out = memory->handle;
     return CUDA_SUCCESS;

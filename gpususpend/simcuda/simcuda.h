@@ -45,6 +45,7 @@ void call_gate_open(void);
 unsigned call_in_flight(void);
 void call_hang(void) __attribute__((noreturn));
 void call_forked_child(void);
+int driver_branch(void);
 
 #define API_AS(symbol, flags, per_thread, name, params, args)                     \
     EXPORT CUresult symbol params;                                                \
@@ -100,6 +101,7 @@ struct machine_object {
     uint64_t id, size, charged;
     int device; /* physical; -1 for host memory */
     uint64_t creator;
+    unsigned team; /* of a multicast object: how many GPUs it is for; else 0 */
     bool restored, ipc_capable; /* restored: went through a restore of its process */
     CUmemAllocationProp prop;
 };
@@ -118,6 +120,19 @@ CUresult machine_export(uint64_t id, int *fd);
 CUresult machine_import(int fd, struct machine_object *out);
 bool machine_has_room(const size_t *needed);
 void machine_forked_child(void);
+
+/* ---- team.c: which GPUs a multicast object is for, and what memory is bound to it ---- */
+struct team_place {
+    uint64_t memory;
+    size_t offset;
+};
+bool team_complete(uint64_t team);
+bool team_has(uint64_t team, int device);
+CUresult team_join(uint64_t team, int device);
+CUresult team_bind(uint64_t team, int device, size_t offset, size_t size, uint64_t memory, size_t memory_offset);
+CUresult team_unbind(uint64_t team, int device, size_t offset, size_t size);
+bool team_bound_here(void);
+unsigned team_places(uint64_t team, size_t offset, struct team_place *places, size_t *length);
 
 /* ---- device.c ---- */
 extern int device_count;
@@ -177,10 +192,17 @@ struct mapping {
     int opens, device;
     unsigned char access[MAX_DEVICES], host_access;
 };
+struct replica {
+    char *bytes;
+    void *mapped;
+    size_t mapped_size;
+};
 struct view {
     void *bytes;
     size_t length;
     struct memory *pinned;
+    unsigned replica_count; /* of a multicast address: the memory of each GPU; bytes is that of the first */
+    struct replica replicas[MAX_DEVICES];
 };
 void memory_lock(void);
 void memory_unlock(void);
@@ -202,8 +224,10 @@ bool mapping_remove(CUdeviceptr va, struct mapping *out);
 bool mapping_overlaps(CUdeviceptr va, size_t size);
 uint64_t mapping_new_buffer_id(void);
 CUresult view_device(struct view *view, CUcontext context, CUdeviceptr address, size_t size, bool write, bool copy);
+void view_wrote(struct view *view, size_t size);
 void view_done(struct view *view);
 uint64_t registration_at(CUdeviceptr address);
+static inline bool is_host_memory(const struct memory *memory) { return memory->device < 0 && memory->kind != MEM_MULTICAST; }
 bool address_is_device(CUdeviceptr address);
 bool range_is_usable(CUcontext context, CUdeviceptr address, size_t size, bool write);
 
@@ -212,6 +236,10 @@ CUdeviceptr reserve_range(size_t size, size_t alignment, CUdeviceptr hint);
 void release_range(CUdeviceptr va, size_t size);
 void host_mapping_set(const struct mapping *mapping);
 void host_mapping_clear(const struct mapping *mapping);
+
+/* ---- multicast.c ---- */
+bool multicast_await(CUmemGenericAllocationHandle handle);
+CUresult multicast_view(struct view *view, uint64_t team, size_t offset, size_t size);
 
 /* ---- alloc.c ---- */
 CUresult alloc_device(CUcontext context, size_t size, enum mapping_kind kind, CUmemoryPool pool, CUdeviceptr *out);
@@ -389,8 +417,9 @@ struct reply {
 };
 enum verb { VERB_STATE = 1, VERB_THREAD, VERB_LOCK, VERB_CHECKPOINT, VERB_RESTORE, VERB_UNLOCK };
 int checkpoint_state(void);
+bool checkpoint_restored(void);
 CUresult checkpoint_lock(unsigned timeout_ms, int client);
-CUresult checkpoint_checkpoint(void);
+CUresult checkpoint_checkpoint(int client);
 CUresult checkpoint_restore(const struct request *request);
 CUresult checkpoint_unlock(void);
 

@@ -169,6 +169,8 @@ API(CALL_INIT, cuMemGetAllocationPropertiesFromHandle, (CUmemAllocationProp * ou
         return CUDA_ERROR_INVALID_VALUE;
     memory_lock();
     struct memory *memory = memory_by_handle(handle);
+    if (memory && memory->kind == MEM_MULTICAST)
+        memory = NULL; /* no allocation, so it has none */
     if (memory) {
         *out = memory->object.prop;
         if (memory->device >= 0)
@@ -184,11 +186,12 @@ API(CALL_INIT, cuMemMap, (CUdeviceptr va, size_t size, size_t offset, CUmemGener
     (va, size, offset, handle, flags)) {
     if (!size || !multiple(va) || !multiple(size) || !multiple(offset) || flags)
         return CUDA_ERROR_INVALID_VALUE;
+    multicast_await(handle);
     CUresult result = CUDA_ERROR_INVALID_VALUE;
     memory_lock();
     struct memory *memory = memory_by_handle(handle);
     const struct reservation *around = reservation_around(va, size);
-    bool known = memory && memory->kind == MEM_VMM;
+    bool known = memory && (memory->kind == MEM_VMM || memory->kind == MEM_MULTICAST);
     if (known && (offset || size != memory->object.size)) {
         result = CUDA_ERROR_NOT_SUPPORTED;
     } else if (known && around && !mapping_overlaps(va, size)) {
@@ -250,11 +253,19 @@ API(CALL_INIT, cuMemUnmap, (CUdeviceptr va, size_t size), (va, size)) {
         memory_unlock();
         if (!removed)
             return CUDA_ERROR_INVALID_VALUE; /* another thread unmaps the same range */
-        if (m.memory->device < 0)
+        if (is_host_memory(m.memory))
             host_mapping_clear(&m);
         at += m.size;
         mapping_done(&m);
     }
+    return CUDA_SUCCESS;
+}
+
+/* A multicast object is for the GPUs that were added to it. */
+static CUresult check_team(const CUmemAccessDesc *desc, const struct mapping *rows, int first, int last) {
+    for (int i = first; i <= last; i++)
+        if (rows[i].memory->kind == MEM_MULTICAST && !team_has(rows[i].memory->object.id, device_physical[desc->location.id]))
+            return CUDA_ERROR_INVALID_DEVICE;
     return CUDA_SUCCESS;
 }
 
@@ -264,11 +275,11 @@ static CUresult check_access(const CUmemAccessDesc *desc, const struct mapping *
     if (!flags_valid)
         return CUDA_ERROR_INVALID_VALUE;
     if (desc->location.type == CU_MEM_LOCATION_TYPE_DEVICE)
-        return device_valid(desc->location.id) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+        return device_valid(desc->location.id) ? check_team(desc, rows, first, last) : CUDA_ERROR_INVALID_VALUE;
     if (!on_host(desc->location.type))
         return CUDA_ERROR_INVALID_VALUE;
     for (int i = first; i <= last; i++) /* the host reaches host memory alone */
-        if (rows[i].memory->device >= 0)
+        if (!is_host_memory(rows[i].memory))
             return CUDA_ERROR_NOT_SUPPORTED;
     return CUDA_SUCCESS;
 }

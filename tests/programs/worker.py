@@ -36,6 +36,7 @@ MADE: dict[str, Callable[[Tables, Any, Any], None]] = {
     "ipc_open": lambda t, a, v: t["opened"].update({v: a[0]}),
     "ipc_close": lambda t, a, v: t["opened"].pop(a[0], None),
     "mem_create": lambda t, a, v: t["handles"].update({v: a[0]}),
+    "multicast_create": lambda t, a, v: t["handles"].update({v: a[0]}),
     "mem_import": lambda t, a, v: t["handles"].update({v: 0}),
     "fabric_import": lambda t, a, v: t["handles"].update({v: 0}),
     "mem_release": lambda t, a, v: t["handles"].pop(a[0], None),
@@ -226,6 +227,10 @@ class Worker:
         for entry in access:
             need(calls.mem_access(address, size, [entry]), "set access")
         return {"handle": handle, "address": address, "size": size}
+
+    def map_block(self, handle: int, size: int, access: list[list[Any]] | None = None) -> dict[str, int]:
+        """Map and open what a handle stands for."""
+        return self._mapped(handle, size, access or self._usual("device", 0), 0)
 
     def drop_block(self, block: dict[str, int]) -> None:
         """Unmap and release memory of `block` or `import_block`; the reservation is freed too."""

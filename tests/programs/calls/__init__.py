@@ -9,6 +9,7 @@ of the shim, the simulated driver or the tool.
 from tests.programs.calls.base import COMMANDS, DriverError, Result, ask, code_name, is_simulated, need  # noqa: F401
 from tests.programs.calls.contexts import *  # noqa: F403
 from tests.programs.calls.memory import *  # noqa: F403
+from tests.programs.calls.multicast import *  # noqa: F403
 from tests.programs.calls.process import *  # noqa: F403
 from tests.programs.calls.vmm import *  # noqa: F403
 from tests.programs.calls.work import *  # noqa: F403

@@ -93,16 +93,6 @@ def event_ipc_get(event: int) -> Result:
     return Result(answer.code, answer.value and opaque(answer.value))
 
 
-@command
-def multicast_create(size: int, devices: int = 2) -> Result:
-    """Create a multicast object, simulated driver only: on a real one it can take the host's GPUs down."""
-    if not is_simulated():
-        return Result(MISSING)
-    wanted = cu.CUmulticastObjectProp()
-    wanted.numDevices, wanted.size, wanted.handleTypes = devices, size, 1
-    return ask("cuMulticastCreate", wanted)
-
-
 def _descriptor() -> int:
     """Return a new descriptor, for a driver that takes it over."""
     return os.open("/dev/zero", os.O_RDONLY)
