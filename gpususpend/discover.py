@@ -50,7 +50,8 @@ class Found:
     process: Process
     hello: Reply | None = None
     cuda: bool = False
-    named: bool = False  # by its own pid, not through --tree or --all
+    named: bool = False  # by its own pid, as one process or as the root of a tree
+    tree: bool = False  # it belongs to a tree
 
     @property
     def pid(self) -> int:
@@ -63,8 +64,9 @@ class Found:
         nonce = self.hello.text("nonce") if self.hello else ""
         process = self.process
         return Member(
-            process.pid, process.start_time, process.inner_pid, process.uid, process.comm, kind or found, nonce
-        )
+            process.pid, process.start_time, process.inner_pid, process.uid, process.comm, kind or found, nonce,
+            tree=self.tree,
+        )  # fmt: skip
 
 
 @dataclass
@@ -75,23 +77,26 @@ class Discovery:
     warnings: list[str] = field(default_factory=list)
 
 
-def select(targets: Targets, warn: Callable[[str], None] = lambda text: None) -> list[Process]:
-    """Return the processes that were named, by pid.
+def select(targets: Targets, warn: Callable[[str], None] = lambda text: None) -> list[Found]:
+    """Return the processes that were named, by pid, not looked at yet.
 
     Raises NoTarget, NoSuchProcess, ThreadId and OwnAncestor; a process found by --tree that ends meanwhile is left out.
     """
     if not targets:
         raise errors.NoTarget()
-    chosen = {pid: processes.read_process(pid) for pid in targets.pids}
+    chosen = {pid: Found(processes.read_process(pid), named=True) for pid in targets.pids}
     roots = [processes.read_process(pid) for pid in targets.trees]
     own = processes.own_line()
     if roots:
         everything = processes.all_processes()
         below = processes.descendants([root.pid for root in roots], everything)
         # The command itself may stand in the tree, a parent of it may not.
-        chosen |= {process.pid: process for process in [*roots, *below] if process.pid != os.getpid()}
+        for process in [*roots, *below]:
+            if process.pid != os.getpid():
+                named = process.pid in chosen or process.pid in targets.trees
+                chosen[process.pid] = Found(process, named=named, tree=True)
     if targets.everything:
-        chosen |= {process.pid: process for process in _with_sockets(warn)}
+        chosen |= {process.pid: Found(process) for process in _with_sockets(warn)}
     for pid in chosen:
         if pid in own:
             raise errors.OwnAncestor(pid=pid)
@@ -112,13 +117,13 @@ def _with_sockets(warn: Callable[[str], None]) -> list[Process]:
     return found
 
 
-def examine(process: Process, named: bool = False) -> Found:
+def examine(process: Process, named: bool = False, tree: bool = False) -> Found:
     """Find out what a process is; raises a Refused that names it.
 
     The socket's owner is checked, so a process cannot pass for another by taking its name.
     """
     processes.check_reachable(process)
-    found = Found(process, named=named)
+    found = Found(process, named=named, tree=tree)
     try:
         with ControlClient(process.pid, process.inner_pid, process.uid) as client:
             found.hello = client.request("hello", Deadline(LIMITS.connect_s))
@@ -147,25 +152,36 @@ def examine(process: Process, named: bool = False) -> Found:
 def examine_all(targets: Targets, warn: Callable[[str], None] = lambda text: None) -> list[Found]:
     """Find out what every named process is; one found by --tree or --all that ends meanwhile is left out."""
     result = []
-    for process in select(targets, warn):
-        named = process.pid in targets.pids or process.pid in targets.trees
+    for one in select(targets, warn):
         try:
-            result.append(examine(process, named))
+            result.append(examine(one.process, one.named, one.tree))
         except (errors.ProcessGone, errors.NoSuchProcess):
-            if named:
+            if one.named:
+                raise
+    return result
+
+
+def examine_members(members: Sequence[Member]) -> list[Found]:
+    """Find out what the members of a group are now; one without CUDA that has ended is left out."""
+    result = []
+    for member in members:
+        try:
+            result.append(examine(member.process, named=True, tree=member.tree))
+        except errors.ProcessGone:
+            if member.kind is not Kind.PLAIN:
                 raise
     return result
 
 
 def newcomers(members: Sequence[Member]) -> list[Found]:
-    """Return the processes below a group's members, and the plain members, that use CUDA though they did not before."""
-    known = {member.pid: member for member in members}
-    below = processes.descendants(known, processes.all_processes())
+    """Return what the plain members of a group are by now, and what has appeared below its members."""
+    known = {member.pid for member in members}
+    everything = processes.all_processes()
+    below = processes.descendants(known, everything)
+    in_trees = {one.pid for one in processes.descendants([m.pid for m in members if m.tree], everything)}
     plain = [member.process for member in members if member.kind is Kind.PLAIN]
     result = []
     for process in [*plain, *(process for process in below if process.pid not in known)]:
         with contextlib.suppress(errors.ProcessGone):
-            found = examine(process)
-            if found.hello is not None or found.cuda:
-                result.append(found)
+            result.append(examine(process, tree=process.pid in in_trees))
     return result

@@ -43,10 +43,13 @@ class _Leases:
     clients: list[control.ControlClient] = field(default_factory=list)
 
     def take(self, pids: list[int]) -> None:
-        """Take a lease from each process that has a shim; raises what the control client raises."""
+        """Take a lease from each process that has a shim and lives; raises what the control client raises."""
         deadline = Deadline(LIMITS.request_s)
         for pid in pids:
-            process = processes.read_process(pid)
+            try:
+                process = processes.read_process(pid)
+            except errors.NoSuchProcess:
+                continue
             client = control.ControlClient(pid, process.inner_pid, process.uid)
             try:
                 client.connect(deadline)

@@ -63,6 +63,7 @@ class Member:
     arena_bytes: int = 0
     host_bytes: int = 0
     device_bytes: dict[str, int] = field(default_factory=dict)  # by GPU UUID: what the shim re-creates at load
+    tree: bool = False  # found by --tree: what appears below it belongs to the group too
 
     @property
     def process(self) -> Process:

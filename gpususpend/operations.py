@@ -15,7 +15,7 @@ from gpususpend.discover import Found, Targets
 from gpususpend.driver import DriverState, GpuPairs
 from gpususpend.group import Group, group_of
 from gpususpend.helpers import HelperFailed
-from gpususpend.journal import Depth, Member, Record, Stage
+from gpususpend.journal import Depth, Kind, Member, Record, Stage
 from gpususpend.recover import Goal
 from gpususpend.report import GroupReport, Report
 from gpususpend.session import Context, Session
@@ -30,12 +30,21 @@ def suspend_targets(
     context.interrupts.check_begin()
     if targets.everything:
         found = _without_suspended(context, found)
-    with contextlib.ExitStack() as stack:
         if not found:
-            _nothing_left(context, targets, report)
+            _nothing_left(context, report)
             return
+    _suspend_found(context, found, allow_unshimmed, depth, report)
+
+
+def _suspend_found(
+    context: Context, found: list[Found], allow_unshimmed: bool, depth: Depth, report: Report
+) -> None:
+    """Suspend processes that were looked at."""
+    with contextlib.ExitStack() as stack:
         stack.enter_context(claims.exclusive(one.pid for one in found))
-        record = claims.check_free(context.journal, [one.pid for one in found])
+        # Children without CUDA that a suspended group has got since say nothing of it: its threads may run.
+        deciding = [one for one in found if one.named or one.hello is not None or one.cuda]
+        record = claims.check_free(context.journal, [one.pid for one in deciding])
         if record is not None:
             report.groups.append(group_report(context, record))
             _refuse_stale(report.groups[-1])
@@ -70,7 +79,7 @@ def _without_suspended(context: Context, found: list[Found]) -> list[Found]:
     return [one for one in found if one.pid not in down]
 
 
-def _nothing_left(context: Context, targets: Targets, report: Report) -> None:
+def _nothing_left(context: Context, report: Report) -> None:
     """Answer where --all finds nothing that runs: groups that are suspended already, or nothing at all."""
     records = [record for record in context.journal.records() if record.stage is Stage.SUSPENDED]
     if not records:
@@ -137,6 +146,7 @@ def session_report(context: Context, session: Session) -> GroupReport:
     group = group_report(context, session.record)
     group.phases = session.times
     group.usage = session.usage
+    group.ended = {member.pid: member.comm for member in session.ended}
     return group
 
 
@@ -220,7 +230,8 @@ def _one_group(context: Context, record: Record, report: Report, work: Callable[
                 raise errors.GroupGone(pids=[member.pid for member in gone], pid=gone[0].pid, group=now.id)
             stack.enter_context(claims.exclusive(now.pids))
             session = Session(context, claims.runtime(now), now)
-            session.gone = gone
+            session.gone = [member for member in gone if member.kind is not Kind.PLAIN]
+            session.let_go([member for member in gone if member.kind is Kind.PLAIN])
             stack.callback(session.close)
             stack.enter_context(_reporting(context, session, report))
             work(session)
@@ -264,14 +275,14 @@ def stop_targets(context: Context, targets: Targets, report: Report) -> None:
 
 def recover_targets(context: Context, targets: Targets, goal: Goal, report: Report) -> None:
     """Bring every group that the targets touch to running or to suspended."""
-    again: list[tuple[tuple[int, ...], Depth]] = []
+    again: list[Record] = []
     reached: list[bool] = []
 
     def work(session: Session) -> None:
         recover.settle_calls(session)
         before = session.record
         if not recover.recover(session, goal):
-            again.append((tuple(before.pids), before.depth))
+            again.append(session.record)
         reached.append(session.record != before or not session.times)
 
     def check(records: list[Record], others: list[int]) -> None:
@@ -282,5 +293,7 @@ def recover_targets(context: Context, targets: Targets, goal: Goal, report: Repo
             raise errors.NothingToRecover(pid=loose)
 
     _each_group(context, targets, report, work, check)
-    for pids, depth in again:
-        suspend_targets(context, Targets(pids), allow_unshimmed=True, depth=depth, report=report)
+    for record in again:
+        found = discover.examine_members(record.members)
+        context.interrupts.check_begin()
+        _suspend_found(context, found, allow_unshimmed=True, depth=record.depth, report=report)

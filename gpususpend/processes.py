@@ -19,6 +19,9 @@ CONTROL_THREAD = "nvsnap-gpushare"
 SIMULATED_GPU_THREAD = "simcuda-gpu"
 PROC = "/proc"
 
+# The kernel's flag of a task that is on its way out.  It has no memory any more then, and is shown as root's.
+_EXITING = 0x4
+
 # Device nodes of the driver, and the files by which the simulated driver stands in for them.  Libraries whose names
 # contain "nvidia" are mapped by any program that links them and are no sign of use.
 _NODE = re.compile(r"^/dev/nvidia|/nvidia(\d+|ctl[^/]*)$")
@@ -52,7 +55,7 @@ class Node:
 def read_process(pid: int, proc: str = PROC) -> Process:
     """Read the facts about one process.
 
-    Raises NoSuchProcess if there is none (a zombie counts as none) and ThreadId if the number is a thread's.
+    Raises NoSuchProcess if there is none (one that is ending counts as none) and ThreadId if the number is a thread's.
     """
     try:
         with open(f"{proc}/{pid}/status", encoding="utf-8", errors="replace") as file:
@@ -70,14 +73,21 @@ def read_process(pid: int, proc: str = PROC) -> Process:
 
 
 def _stat(pid: int, proc: str = PROC) -> tuple[int, str, int]:
-    """Return start time, state and parent; the name before them may hold any character."""
+    """Return start time, state (X once it is ending) and parent; the name before them may hold any character."""
     with open(f"{proc}/{pid}/stat", encoding="utf-8", errors="replace") as file:
         words = file.read().rpartition(")")[2].split()
-    return int(words[19]), words[0], int(words[1])
+    return int(words[19]), "X" if int(words[6]) & _EXITING else words[0], int(words[1])
+
+
+def _is_ending(pid: int, proc: str) -> bool:
+    try:
+        return _stat(pid, proc)[1] in "ZX"
+    except (OSError, ValueError, IndexError):
+        return True
 
 
 def is_same(process: Process, proc: str = PROC) -> bool:
-    """Tell whether the process still lives: same pid, same start time, not a zombie."""
+    """Tell whether the process still lives: same pid, same start time, not ending."""
     try:
         start_time, state, _ = _stat(process.pid, proc)
     except (OSError, ValueError, IndexError):
@@ -100,6 +110,8 @@ def check_reachable(process: Process, proc: str = PROC, own_uid: int | None = No
             theirs = os.readlink(f"{proc}/{process.pid}/ns/{name}")
             ours = os.readlink(f"{proc}/self/ns/{name}")
         except PermissionError:
+            if not is_same(process, proc):
+                raise errors.ProcessGone(pid=process.pid) from None
             # The kernel shows namespaces to those who may trace: a process of the same user that gave up being
             # dumpable hides them, and cannot be traced either.
             raise errors.CannotTrace(
@@ -204,6 +216,10 @@ def open_nodes(pid: int, proc: str = PROC) -> Iterator[Node]:
         names = os.listdir(f"{proc}/{pid}/fd")
     except (FileNotFoundError, ProcessLookupError):
         return
+    except PermissionError:
+        if _is_ending(pid, proc):
+            return
+        raise
     for name in sorted(names, key=int):
         with contextlib.suppress(OSError):
             path = _plain(os.readlink(f"{proc}/{pid}/fd/{name}"))
@@ -242,19 +258,21 @@ class Watch:
     """
 
     def __init__(self, members: Iterable[Process], opener: Callable[[int], int] = os.pidfd_open) -> None:
+        self._opener = opener
         self._fds: dict[int, Process] = {}
         self._dead: list[Process] = []
         self._poll = select.poll()
         try:
             for process in members:
-                self._add(process, opener)
+                self.add(process)
         except BaseException:
             self.close()
             raise
 
-    def _add(self, process: Process, opener: Callable[[int], int]) -> None:
+    def add(self, process: Process) -> None:
+        """Watch one process more."""
         try:
-            fd = opener(process.pid)
+            fd = self._opener(process.pid)
         except ProcessLookupError:
             self._dead.append(process)
             return

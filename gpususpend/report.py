@@ -48,6 +48,7 @@ class GroupReport:
     depth: str | None = None
     note: str = ""  # what a reader should do or know
     not_running: int = 0
+    ended: dict[int, str] = field(default_factory=dict)  # members without CUDA that have ended: name by pid
 
     def data(self) -> dict[str, Any]:
         """Return the JSON of the group."""
@@ -71,6 +72,7 @@ class GroupReport:
                 for phase in self.phases
             ],
             "ranks": [vars(rank) for rank in self.ranks],
+            "ended": [{"pid": pid, "comm": comm} for pid, comm in self.ended.items()],
             "gpus": [
                 {"uuid": uuid, "used_before": before, "used_after": after}
                 for uuid, (before, after) in self.usage.items()
@@ -168,6 +170,8 @@ def _group_lines(group: GroupReport) -> list[str]:
             for r in group.ranks
         ]  # fmt: skip
         lines += table(rows, heads)
+    if group.ended:
+        lines.append("ended, without CUDA: " + ", ".join(f"pid {pid} ({comm})" for pid, comm in group.ended.items()))
     if group.phases:
         lines.append("")
         steps = [

@@ -250,7 +250,7 @@ def not_running(session: Session) -> dict[int, str]:
         phase = slot.values[0] if slot.values else "no answer"
         if phase != "running":
             found.setdefault(slot.rank.pid, phase)
-    for process in session.watch.dead():
+    for process in session.dead():
         found[process.pid] = "dead"
     return found
 

@@ -21,9 +21,10 @@ from gpususpend.driver import DriverProcess, DriverResult
 from gpususpend.group import Group, Rank
 from gpususpend.holder import Holder, HoldTarget
 from gpususpend.interrupt import Interrupts
-from gpususpend.journal import Journal, Member, PendingCall, Record
+from gpususpend.journal import Journal, Kind, Member, PendingCall, Record
 from gpususpend.phases import PhaseTime
 from gpususpend.preflight import Plan, total
+from gpususpend.processes import Process
 from gpususpend.progress import Progress
 from gpususpend.statedir import StateDir
 from gpususpend.tools import Tools
@@ -94,7 +95,8 @@ class Session:
         self.record = record
         self.times: list[PhaseTime] = []
         self.usage: dict[str, tuple[int, int]] = {}  # bytes used on each GPU before and after the suspend
-        self.gone: list[Member] = []  # of the record, ended before this command began
+        self.gone: list[Member] = []  # of the record, with CUDA, ended before this command began
+        self.ended: list[Member] = []  # without CUDA, ended before or during this command: no loss
         self.bereft: list[Member] = []  # alive, but what they need cannot be brought back
         self.interruptible = False
         self.turning_back = True
@@ -201,6 +203,22 @@ class Session:
         """Go on without members that have died.  They stay in the record, so that their loss can be reported."""
         self.group = self.group.without(pids)
 
+    def take_in(self, members: Sequence[Member]) -> None:
+        """Go on with members more that use no CUDA."""
+        for member in members:
+            self.watch.add(member.process)
+        self.group = Group(self.group.ranks, [*self.group.others, *members])
+        self.note(members=[*self.record.members, *members])
+
+    def let_go(self, members: Sequence[Member]) -> None:
+        """Go on without members that have ended and used no CUDA.  The next note tells the record."""
+        if not members:
+            return
+        pids = [member.pid for member in members]
+        self.ended += members
+        self.group = self.group.without(pids)
+        self.record = replace(self.record, members=[one for one in self.record.members if one.pid not in pids])
+
     def leave(self, member: Member) -> None:
         """Go on without a member that cannot be brought back; it stays as it is."""
         self.bereft.append(member)
@@ -230,9 +248,16 @@ class Session:
         if self.interruptible:
             self.context.interrupts.check(step)
 
+    def dead(self) -> list[Process]:
+        """Return the members with CUDA that have died, buried or not; others that have ended are let go."""
+        dead = self.watch.dead()
+        self.let_go([one for one in self.group.others if one.kind is Kind.PLAIN and one.process in dead])
+        no_loss = [member.process for member in self.ended]
+        return [process for process in dead if process not in no_loss]
+
     def death(self, step: str) -> errors.RankDied | None:
         """Return the death of members that this session has not buried yet."""
-        dead = [process for process in self.watch.dead() if process.pid in self.members]
+        dead = [process for process in self.dead() if process.pid in self.members]
         if not dead:
             return None
         return errors.RankDied(step=step, pid=dead[0].pid, comm=dead[0].comm, pids=[one.pid for one in dead])

@@ -41,7 +41,7 @@ def status_targets(context: Context, targets: Targets, report: Report) -> None:
 
 def _loose(context: Context, targets: Targets, grouped: set[int], others: list[int]) -> list[processes.Process]:
     if targets.everything:
-        return [p for p in discover.select(targets, context.warn) if p.pid not in grouped]
+        return [one.process for one in discover.select(targets, context.warn) if one.pid not in grouped]
     found = []
     for pid in others:
         try:
@@ -123,7 +123,7 @@ def _row(member: Member, reply: Reply | None, stage: Stage | None) -> RankReport
         row.arena_bytes = reply.number("arena_bytes")
         row.state = "running" if row.phase == "running" else "suspended" if row.phase == "sealed" else row.phase
     elif still_there(member) is None:
-        row.state = "dead"
+        row.state = "ended" if member.kind is Kind.PLAIN else "dead"
     elif member.kind is Kind.SHIMMED:
         row.phase, row.state = "no answer", "no answer"
     else:

@@ -17,7 +17,7 @@ from gpususpend.deadline import Deadline
 from gpususpend.driver import DriverState
 from gpususpend.gpus import GpuUsage
 from gpususpend.group import Rank
-from gpususpend.journal import Depth, Kind, Stage
+from gpususpend.journal import Depth, Kind, Member, Stage
 from gpususpend.preflight import check_descriptors, read_plan
 from gpususpend.resume import (
     RESTLESS,
@@ -86,7 +86,7 @@ def go_down(session: Session) -> None:
 
 def leave(session: Session, usage_before: dict[str, GpuUsage]) -> None:
     """Write down that the memory is away; nothing is stopped, and the gates hold."""
-    check_newcomers(session)
+    newcomers(session)
     after = session.context.tools.usage(session.driver)
     session.usage = {
         uuid: (before.used_bytes, after[uuid].used_bytes) for uuid, before in usage_before.items() if uuid in after
@@ -95,11 +95,21 @@ def leave(session: Session, usage_before: dict[str, GpuUsage]) -> None:
     session.note(stage=Stage.SUSPENDED, step="suspended", room_bytes=session.carried, error="")
 
 
+def stop_everything(session: Session) -> None:
+    """Stop all threads of the group, and what has appeared below its trees: what stands still makes no children."""
+    deadline = Deadline(session.limits.threads_s)
+    while True:
+        session.holder.stop(session.targets(everybody=True), deadline)
+        appeared = newcomers(session)
+        if not appeared:
+            return
+        session.take_in(appeared)
+
+
 def freeze(session: Session, plain_nodes: dict[int, set[str]], usage_before: dict[str, GpuUsage]) -> None:
     """Stop all threads, prove that nothing of the GPUs is left, and leave the holder behind."""
     with session.timed("freeze", len(session.group.members)):
-        session.holder.stop(session.targets(everybody=True), Deadline(session.limits.threads_s))
-        check_newcomers(session)
+        stop_everything(session)
         check_quiet(session, plain_nodes)
         room = check_memory(session, usage_before)
     session.interruptible = False
@@ -216,11 +226,18 @@ def nodes_of_plain(session: Session) -> dict[int, set[str]]:
     }
 
 
-def check_newcomers(session: Session) -> None:
-    """Raise if a process of the tree has begun to use CUDA since it was looked at: it was neither gated nor saved."""
+def newcomers(session: Session) -> list[Member]:
+    """Return what has appeared in the trees of the group since it was looked at.
+
+    Raises NewCudaProcess if it uses CUDA, as a member without CUDA may by now: it was neither gated nor saved.
+    """
+    appeared = []
     for found in discover.newcomers(session.group.members):
-        if found.hello is not None or session.is_cuda(found.pid):
+        if found.hello is not None or (found.cuda and session.is_cuda(found.pid)):
             raise errors.NewCudaProcess(step="freeze", pid=found.pid, comm=found.process.comm)
+        if found.tree and found.pid not in session.members:
+            appeared.append(found.member(Kind.PLAIN))
+    return appeared
 
 
 def check_quiet(session: Session, plain_nodes: dict[int, set[str]]) -> None:
@@ -303,7 +320,7 @@ def roll_back(session: Session, cause: errors.GpushareError) -> errors.GpushareE
         if isinstance(cause, CallsPending):
             release_pending(session, cause)
         if lost:
-            session.bury([process.pid for process in session.watch.dead()])
+            session.bury([process.pid for process in session.dead()])
         if untouched:
             quiet_for_arenas(session)
         lost += bring_back_survivors(session)

@@ -17,6 +17,7 @@ import signal
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from gpususpend import processes
 from gpususpend.deadline import Deadline
 from gpususpend.processes import PROC
 
@@ -257,7 +258,9 @@ def check(target: Target) -> None:
         # The kernel asks the same question for this as for a seize, the security modules included.
         os.close(os.open(f"{PROC}/{target.pid}/mem", os.O_RDONLY | os.O_CLOEXEC))
     except PermissionError as error:
-        raise refusal(target.pid, target.pid, error) from None
+        # One that is ending is shown as root's.
+        if processes.is_alive(target.pid, target.start_time):
+            raise refusal(target.pid, target.pid, error) from None
     except (FileNotFoundError, ProcessLookupError):
         pass
 

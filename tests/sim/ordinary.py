@@ -22,11 +22,15 @@ def _command(*words: str) -> list[str]:
 
 @functools.cache
 def interpreter() -> str | None:
-    """Return a Python that an ordinary user can run with our packages, None if there is none."""
+    """Return a Python that an ordinary user can run with our packages, None if there is none.
+
+    The first of a line of processes still has root's way into a folder; so the interpreter starts itself again.
+    """
+    code = "import gpususpend.cli, click, subprocess, sys; subprocess.run([sys.executable, '-c', ''], check=True)"
     for candidate in (sys.executable, "/usr/bin/python3"):
         try:
             environment = {"PATH": os.environ["PATH"], "PYTHONPATH": PACKAGES}
-            subprocess.run(_command(candidate, "-c", "import gpususpend.cli, click"), env=environment, check=True,
+            subprocess.run(_command(candidate, "-c", code), env=environment, check=True,
                            capture_output=True, cwd="/")
         except (OSError, subprocess.CalledProcessError):
             continue
