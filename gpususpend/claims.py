@@ -98,13 +98,18 @@ def taken(context: Context, record: Record) -> Iterator[Record]:
 
 
 def named_records(context: Context, targets: Targets) -> tuple[list[Record], list[int]]:
-    """Return the records of the groups that the targets touch, and the named pids that are in none."""
+    """Return the records of the groups that the targets touch, and the named pids that are in none.
+
+    Raises NoSuchProcess or ThreadId for a pid that was named and is neither in a group nor a process.
+    """
     records = context.journal.records()
     if targets.everything:
         return records, []
     wanted = named_pids(targets)
     chosen = [record for record in records if wanted & set(record.pids)]
     inside = {pid for record in chosen for pid in record.pids}
+    for pid in {*targets.pids, *targets.trees} - inside:
+        processes.read_process(pid)
     return chosen, sorted(wanted - inside)
 
 

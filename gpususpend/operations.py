@@ -202,9 +202,6 @@ def _each_group(
                 others = [pid for pid in others if pid not in records[-1].pids]
     check(records, others)
     if not records:
-        for pid in others:
-            if pid in targets.pids or pid in targets.trees:
-                processes.read_process(pid)
         report.already = True
         return
     failures = []
@@ -287,8 +284,6 @@ def recover_targets(context: Context, targets: Targets, goal: Goal, report: Repo
 
     def check(records: list[Record], others: list[int]) -> None:
         loose = [pid for pid in others if pid in targets.pids or (not records and pid in targets.trees)]
-        for pid in loose:
-            processes.read_process(pid)
         if loose and goal is Goal.SUSPENDED:
             raise errors.NothingToRecover(pid=loose)
 

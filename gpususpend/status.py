@@ -5,6 +5,8 @@ Owns the look at groups that every command's report ends with.  Must stay light:
 
 from __future__ import annotations
 
+import contextlib
+
 from gpususpend import claims, discover, errors, phases, processes
 from gpususpend.control import Reply
 from gpususpend.deadline import Deadline
@@ -44,11 +46,8 @@ def _loose(context: Context, targets: Targets, grouped: set[int], others: list[i
         return [one.process for one in discover.select(targets, context.warn) if one.pid not in grouped]
     found = []
     for pid in others:
-        try:
+        with contextlib.suppress(errors.NoSuchProcess):  # it has ended since it was found
             found.append(processes.read_process(pid))
-        except errors.NoSuchProcess:
-            if pid in targets.pids or pid in targets.trees:
-                raise
     return found
 
 

@@ -66,19 +66,39 @@ def test_malformed_arguments(tool: Tool) -> None:
         assert tool.run(*words).expect(2).json["ok"] is False
 
 
-@pytest.mark.parametrize("command", ["suspend", "resume", "status"])
+VERBS = ["suspend", "resume", "stop", "status", "recover"]
+
+
+@pytest.mark.parametrize("command", VERBS)
 def test_no_such_process(tool: Tool, command: str) -> None:
-    """A pid that nobody has."""
+    """A pid that nobody has; a tree's root too, and beside a process that there is."""
     gone = subprocess.Popen([sys.executable, "-c", "pass"])
     gone.wait()
-    refused(tool.run(command, gone.pid), "no-such-process", gone.pid)
+    with sleeper() as child:
+        for words in ([gone.pid], ["--tree", gone.pid], [child.pid, gone.pid], [child.pid, "--tree", gone.pid]):
+            refused(tool.run(command, *words), "no-such-process", gone.pid)
 
 
-def test_thread_id(tool: Tool) -> None:
+@pytest.mark.parametrize("command", VERBS)
+def test_thread_id(tool: Tool, command: str) -> None:
     """The process that it belongs to is named."""
     with sleeper("import threading; threading.Thread(target=time.sleep, args=(600,), daemon=True).start()") as child:
         tid = next(int(name) for name in os.listdir(f"/proc/{child.pid}/task") if int(name) != child.pid)
-        refused(tool.run("suspend", tid), "thread-id", tid, child.pid)
+        refused(tool.run(command, tid), "thread-id", tid, child.pid)
+
+
+@pytest.mark.parametrize("command", ["resume", "stop", "recover"])
+def test_no_such_process_beside_a_suspended_group(start_worker: Start, tool: Tool, command: str) -> None:
+    """Nothing is done for the one that there is, either."""
+    worker = start_worker(0)
+    gone = subprocess.Popen([sys.executable, "-c", "pass"])
+    gone.wait()
+    holder = tool.suspend(worker.pid).expect(0).json["groups"][0]["holder"]
+    refused(tool.run(command, "--driver", "sim", worker.pid, gone.pid), "no-such-process", gone.pid)
+    (group,) = tool.run("status", worker.pid).expect(0).json["groups"]
+    assert (group["state"], group["holder"]) == ("suspended", holder)
+    tool.resume(worker.pid).expect(0)
+    untouched(tool, worker)
 
 
 def test_own_ancestor(tool: Tool) -> None:
