@@ -34,6 +34,7 @@ while [ $# -gt 0 ]; do
     esac
 done
 [ -n "$PID" ] || usage
+[ -e "/proc/$PID" ] || { echo "pid $PID: no such process" >&2; exit 3; }
 for word in "${EXTRA[@]}"; do
     case $word in
         --state-dir* | --driver*) # the way back needs them too
@@ -45,14 +46,22 @@ say() { printf '%(%H:%M:%S)T %s\n' -1 "$*" >&2; }
 
 # What it suspended it resumes; `recover` where a command was cut off half-way. The first failure stays the exit status.
 bring_back() {
-    local status=$?
+    local status=$? back=0
     trap - EXIT
     trap '' INT TERM HUP # a second signal must not leave the server suspended
     jobs -p | xargs -r kill 2>/dev/null || true
     if [ -n "$MAY_BE_DOWN" ]; then
         say "bringing the server back (exit status $status)"
-        "$COMMAND" resume --tree "$PID" >&2 || "$COMMAND" recover --to running --tree "$PID" >&2 ||
-            { say "pid $PID is NOT running: see $COMMAND status --tree $PID"; [ "$status" != 0 ] || status=1; }
+        "$COMMAND" resume --tree "$PID" >&2 || back=$?
+        if [ "$back" != 0 ] && [ "$back" != 3 ]; then # what resume refuses, recover cannot help either
+            back=0
+            "$COMMAND" recover --to running --tree "$PID" >&2 || back=$?
+        fi
+        if [ "$back" != 0 ]; then
+            if [ -e "/proc/$PID" ]; then say "pid $PID is NOT running: see $COMMAND status --tree $PID"
+            else say "pid $PID has ended"; fi
+            [ "$status" != 0 ] || status=1
+        fi
     fi
     exit "$status"
 }

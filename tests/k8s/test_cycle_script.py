@@ -17,6 +17,7 @@ import pytest
 from tests.programs.client import Worker
 from tests.programs.setting import ROOT, Setting
 from tests.programs.tool import Tool
+from tests.sim.conftest import records
 
 MIB = 1 << 20
 SCRIPT = ROOT / "k8s" / "vllm_ckpt_cycle.sh"
@@ -157,6 +158,25 @@ def test_b09_the_first_failure_is_the_exit_status(
     assert script.returncode == 8 and "bringing the server back" in said, said
     assert state(tool, worker) == "running"
     worker.check()
+
+
+@pytest.mark.parametrize("when", ["before", "suspended"])
+def test_a_server_that_has_died_is_told_once(
+    start: Callable[..., subprocess.Popen[str]], tool: Tool, worker: Worker, when: str
+) -> None:
+    """Each line once; nothing is left to be brought back."""
+    if when == "before":
+        worker.kill()
+    script = start("--hold", 3, worker.pid)
+    if when == "suspended":
+        until = time.monotonic() + 60
+        while not any(record["stage"] == "suspended" for record in records(tool)):
+            assert script.poll() is None and time.monotonic() < until
+            time.sleep(0.02)
+        worker.kill()
+    said = script.communicate(timeout=100)[1].splitlines()
+    assert script.returncode == (3 if when == "before" else 5), said
+    assert len(said) == len(set(said)) and str(worker.pid) in said[-1] and "NOT running" not in said[-1], said
 
 
 @pytest.mark.parametrize("words", [[], ["--cycles", "many", "1"], ["--what", "1"], ["1", "2"], ["--hold"]])
