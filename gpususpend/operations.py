@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from gpususpend import claims, discover, errors, preflight, processes, recover, resume, suspend
 from gpususpend.deadline import Deadline
 from gpususpend.discover import Found, Targets
-from gpususpend.driver import DriverState, GpuPairs
+from gpususpend.driver import GpuPairs
 from gpususpend.group import Group, group_of
 from gpususpend.helpers import HelperFailed
 from gpususpend.journal import Depth, Kind, Member, Record, Stage
@@ -168,8 +168,7 @@ def _resume(context: Context, session: Session, gpu_map: str | None) -> None:
         for old, new in pairs:
             context.progress.say(f"GPU {old} becomes {new}")
     with resume.told(session):
-        states = session.states() if session.driver_used else {}
-        if all(state == DriverState.CHECKPOINTED for state in states.values()):
+        if recover.is_down(session):
             preflight.check_room(needed(session.record), context.tools.usage(session.driver), dict(pairs))
     suspend.quiet_for_arenas(session)
     resume.resume(session, pairs)

@@ -14,7 +14,7 @@ from gpususpend.driver import DriverState
 from gpususpend.journal import Depth, PendingCall, Record, Stage
 from gpususpend.resume import resume, told
 from gpususpend.session import Context, Session
-from gpususpend.suspend import freeze_again, quiet_for_arenas
+from gpususpend.suspend import freeze_again, leave, quiet_for_arenas
 
 
 class Goal(str, Enum):
@@ -83,7 +83,7 @@ def complete(session: Session) -> None:
     unfinished = record.stage is not Stage.SUSPENDED
     if record.depth is Depth.PAGES:
         if unfinished:
-            session.note(stage=Stage.SUSPENDED, step="suspended", error="")
+            leave(session, {})
         return
     holders = session.context.tools.holders_of(record)
     if unfinished or (record.frozen and not any(kept.alive() for kept in holders)):

@@ -16,7 +16,7 @@ from gpususpend.control import Reply
 from gpususpend.deadline import Deadline
 from gpususpend.driver import DriverState
 from gpususpend.gpus import GpuUsage
-from gpususpend.group import Rank
+from gpususpend.group import Group, Rank
 from gpususpend.journal import Depth, Kind, Member, Stage
 from gpususpend.preflight import check_descriptors, read_plan
 from gpususpend.resume import (
@@ -57,7 +57,8 @@ def go_down(session: Session) -> None:
     """Go through all steps; raises what fails first."""
     limits = session.limits
     usage_before = session.context.tools.usage(session.driver)
-    session.note(gpus=list(usage_before))
+    # Where the command ends before it can measure, this is what a restore needs again.
+    session.note(gpus=list(usage_before), room_bytes=used_by(session.group, usage_before))
     plain_nodes = nodes_of_plain(session)
     prepare(session)
     # Once more: the arenas may have taken minutes, in which descriptors went around.
@@ -82,6 +83,12 @@ def go_down(session: Session) -> None:
         "checkpoint", pids, limits.checkpoint_timeout_s, lambda driver, until: driver.checkpoint(pids, until)
     )
     freeze(session, plain_nodes, usage_before)
+
+
+def used_by(group: Group, usage: Mapping[str, GpuUsage]) -> dict[str, int]:
+    """Return the bytes that a group uses on each GPU, as far as the driver tells."""
+    used = {uuid: sum(gpu.by_pid.get(pid, 0) for pid in group.cuda_pids) for uuid, gpu in usage.items()}
+    return {uuid: count for uuid, count in used.items() if count}
 
 
 def leave(session: Session, usage_before: dict[str, GpuUsage]) -> None:

@@ -106,6 +106,9 @@ def test_recover_brings_a_cut_off_suspend_to_a_whole_state(
     pair: Pair, tool: Tool, machine: Setting, background: Run, step: str
 ) -> None:
     """Killed at any step: the recorded state, or running, and every byte as it was."""
+    pages(tool, *pair.pids)
+    whole = records(tool)[0]
+    tool.resume(*pair.pids).expect(0)
     if step == "suspended":
         pages(tool, *pair.pids)
     else:
@@ -116,12 +119,42 @@ def test_recover_brings_a_cut_off_suspend_to_a_whole_state(
         machine.inject("")
     assert records(tool)[0]["depth"] == "pages"
     tool.run("recover", "--driver", "sim", "--to", "suspended", *pair.pids).expect(0)
-    assert state(tool, machine, pair.first.pid)["state"] == "suspended" and records(tool)[0]["depth"] == "pages"
+    assert state(tool, machine, pair.first.pid)["state"] == "suspended"
+    told = {name: (whole[name], records(tool)[0][name]) for name in set(whole) - {"id", "created"}}
+    assert all(before == now for before, now in told.values()), told
     tool.run("recover", "--driver", "sim", *pair.pids).expect(0)
     assert state(tool, machine, pair.first.pid)["state"] == "suspended"
     tool.run("recover", "--driver", "sim", "--to", "running", *pair.pids).expect(0)
     running(tool)
     pair.check()
+
+
+@pytest.mark.machine(driver="sim", devices=1, memory_bytes=1024 * MIB)
+@pytest.mark.parametrize("cut_off", ["prepare", "load"])
+def test_a_full_gpu_is_no_hindrance_to_what_is_there(
+    start_worker: Start, tool: Tool, machine: Setting, background: Run, cut_off: str
+) -> None:
+    """Room is asked for where all memory is away: not where it never left, or came back in part."""
+    ranks = [start_worker(0), start_worker(0)]
+    free, _ = ranks[0].mem_info()
+    size = 3 * free // 8 // MIB * MIB
+    for worker in ranks:
+        worker.fill(worker.alloc(size), size, 1)
+    pids = [worker.pid for worker in ranks]
+    if cut_off == "prepare":
+        machine.inject(SLOW["prepare"])
+        command = background("suspend", "--depth", "pages", *pids)
+        command.wait_for_step("prepare")
+        command.kill()
+    else:
+        pages(tool, *pids)
+        machine.inject("cuMemCreate 1 2", pids[1])
+        tool.resume(*pids).expect(8)
+    machine.inject("")
+    tool.resume(*pids).expect(0)
+    running(tool)
+    for worker in ranks:
+        worker.check()
 
 
 def test_a_rank_that_cannot_get_its_memory_back_stays_suspended(pair: Pair, tool: Tool, machine: Setting) -> None:

@@ -424,10 +424,11 @@ class Scene:
     @contextmanager
     def session(self) -> Iterator[Session]:
         """Begin a command, as after a fresh start of the program."""
-        living_members = [member for member in self.members if alive(member.pid)]
+        known = {member.pid: member for member in self.record.members}
+        living_members = [known.get(member.pid, member) for member in self.members if alive(member.pid)]
         group = Group([Rank(member, self.world.shims[member.pid]) for member in living_members])  # type: ignore[arg-type]
         session = Session(self.context, group, self.record)
-        session.gone = [member for member in self.members if member not in living_members]
+        session.gone = [member for member in self.members if not alive(member.pid)]
         try:
             yield session
         finally:

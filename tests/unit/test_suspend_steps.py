@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gpususpend import errors, operations
-from gpususpend.journal import Stage
+from gpususpend.journal import Depth, Journal, Record, Stage
 from gpususpend.recover import Goal, recover
 from gpususpend.resume import resume
 from gpususpend.statedir import StateDir
 from gpususpend.suspend import suspend
-from tests.unit.model import ModelHolder, Scene, Wrong, scene
+from tests.unit.model import GIB, ModelHolder, Scene, Wrong, scene
 
 DOWN = ["plan", "arena", "close-launch", "drain", "close-memory", "orphans", "release", "seal"]
 QUIESCE = ["close-launch", "drain", "close-memory"]
@@ -358,6 +359,36 @@ def test_driver_call_that_returns_late_is_a_rollback(tmp_path: Path, call: str) 
             suspend(session)
         assert caught.value.next_action == "retry" and one.all_running()
         again(one)
+
+
+@pytest.mark.parametrize("depth", Depth)
+def test_recover_completes_the_last_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, depth: Depth) -> None:
+    """Killed when everything is away and the record does not say so: afterwards it is that of a whole suspend."""
+
+    class Killed(BaseException):
+        """What nobody catches."""
+
+    def write(self: Journal, record: Record) -> Record:
+        if record.stage is Stage.SUSPENDED:
+            raise Killed
+        return real_write(self, record)
+
+    real_write = Journal.write
+    with scene(tmp_path) as one:
+        one.record = replace(one.record, depth=depth)
+        with monkeypatch.context() as patch, one.session() as session, pytest.raises(Killed):
+            patch.setattr(Journal, "write", write)
+            suspend(session)
+        one.record = one.context.journal.read(one.record.id)
+        with one.session() as session:
+            assert recover(session, Goal.SUSPENDED)
+        assert one.record.stage is Stage.SUSPENDED and one.record.step == "suspended"
+        each = GIB if depth is Depth.PAGES else 2 * GIB
+        assert one.record.room_bytes == {"GPU-a": 3 * each}
+        with one.session() as session:
+            session.driver_used = depth is Depth.PROCESS
+            resume(session)
+        assert one.all_running()
 
 
 def test_the_model_is_strict(tmp_path: Path) -> None:
