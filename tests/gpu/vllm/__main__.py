@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.gpu.vllm.server import Answer, Server, ServerDied, Traffic, agreement
-from tests.gpu.vllm.ways import BareDriver, Failed, WithShim
+from tests.gpu.vllm.ways import BareDriver, Failed, WithShim, processes
 
 STREAMS, LONG, SHORT = 16, 1500, 400
 OFF_FLAGS = ["--disable-custom-all-reduce"]
@@ -83,8 +83,10 @@ class Run:
         self.reference = self.traffic(LONG)
         self.record["without_suspend"] = agreement(self.reference, self.traffic(LONG))
         self.record["used_mib"], self.pids = gpu_use()
-        self.way = (WithShim(self.server.pid, self.given.depth) if self.given.mode == "shim"
-                    else BareDriver(self.pids))
+        self.record["processes"] = processes(self.server.session())
+        tree = ["--tree", str(self.server.pid)]
+        self.way = (WithShim(tree if self.given.tree else [str(pid) for pid in self.pids], self.given.depth)
+                    if self.given.mode == "shim" else BareDriver(self.pids))
         self.save()
 
     def cycle(self, number: int) -> None:
@@ -129,6 +131,7 @@ def main() -> int:
     parser.add_argument("--site", type=Path, help="folder to put on the server's PYTHONPATH")
     parser.add_argument("--cycles", type=int, default=10)
     parser.add_argument("--depth", choices=("process", "pages"), default="process")
+    parser.add_argument("--tree", action="store_true", help="suspend the whole tree, not the processes on a GPU alone")
     parser.add_argument("--util", type=float, default=0.2, help="share of GPU memory that the server takes")
     parser.add_argument("--port", type=int, default=8123)
     parser.add_argument("--start-timeout", type=float, default=240)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from tests.programs.setting import ROOT
@@ -17,6 +18,22 @@ COMMAND_S = 240
 
 class Failed(RuntimeError):
     """A step did not succeed; the message is what it said."""
+
+
+def processes(pids: list[int]) -> list[dict[str, Any]]:
+    """Say of each process what it has of the driver and of the shim."""
+    asked = run([sys.executable, "-m", "tests.gpu.vllm.ways", "state", "thread", *map(str, pids)])["report"]
+    listening = Path("/proc/net/unix").read_text()
+    found = []
+    for at, pid in enumerate(pids):
+        folder = Path("/proc") / str(pid)
+        nodes = [os.readlink(one) for one in (folder / "fd").iterdir() if one.is_symlink()]
+        maps = (folder / "maps").read_text()
+        found.append({"pid": pid, "comm": (folder / "comm").read_text().strip(), "shim": "nvsnap_gpushare" in maps,
+                      "libcuda": "libcuda.so" in maps, "listens": f"@nvsnap-gpushare.{pid}\n" in listening,
+                      "nodes": sorted({node for node in nodes if "nvidia" in node}),
+                      "state": asked["state"]["codes"][at], "thread": asked["thread"]["codes"][at]})
+    return found
 
 
 def run(command: list[str]) -> dict[str, Any]:
@@ -33,19 +50,19 @@ def run(command: list[str]) -> dict[str, Any]:
 
 
 class WithShim:
-    """nvsnap-gpu-suspend on the whole tree of processes."""
+    """nvsnap-gpu-suspend on the whole tree of processes, or on those that use a GPU."""
 
-    def __init__(self, server_pid: int, depth: str) -> None:
-        self._pid, self._depth = str(server_pid), depth
+    def __init__(self, named: list[str], depth: str) -> None:
+        self._named, self._depth = named, depth
 
     def suspend(self) -> dict[str, Any]:
         """Take the server off its GPUs."""
         return run([sys.executable, "-m", "gpususpend", "suspend", "--json", "--depth", self._depth,
-                    "--tree", self._pid])
+                    *self._named])
 
     def resume(self) -> dict[str, Any]:
         """Put it back."""
-        return run([sys.executable, "-m", "gpususpend", "resume", "--json", "--tree", self._pid])
+        return run([sys.executable, "-m", "gpususpend", "resume", "--json", *self._named])
 
 
 class BareDriver:
@@ -67,6 +84,10 @@ def step(name: str, pid: int) -> int:
     """Make one of the driver's checkpoint calls on a process; return its code."""
     from cuda.bindings import driver
 
+    if name == "state":
+        return int(driver.cuCheckpointProcessGetState(pid)[0])
+    if name == "thread":
+        return int(driver.cuCheckpointProcessGetRestoreThreadId(pid)[0])
     if name == "lock":
         arguments = driver.CUcheckpointLockArgs()
         arguments.timeoutMs = 20_000
@@ -77,7 +98,10 @@ def step(name: str, pid: int) -> int:
 
 
 def main(arguments: list[str]) -> None:
-    """Make two steps on all pids; print codes and seconds as JSON; exit with 1 as soon as a code is not 0."""
+    """Make two steps on all pids; print codes and seconds as JSON; exit with 1 as soon as a code is not 0.
+
+    `state` and `thread` ask what the driver says of the processes, and have no wrong answer.
+    """
     from cuda.bindings import driver
 
     driver.cuInit(0)
@@ -88,7 +112,7 @@ def main(arguments: list[str]) -> None:
             began = time.monotonic()
             codes = list(pool.map(lambda pid, name=name: step(name, pid), pids))  # type: ignore[misc]
             told[name] = {"codes": codes, "seconds": time.monotonic() - began}
-            if any(codes):
+            if any(codes) and name not in ("state", "thread"):
                 print(json.dumps(told), file=sys.stderr, flush=True)
                 os._exit(1)  # a thread may hang in the driver
     print(json.dumps(told))
