@@ -25,14 +25,14 @@ endif
 # Two workers where pytest-xdist is there: tests that share nothing but the processor.
 WORKERS = $$($(PY) -c 'import xdist' 2>/dev/null && echo '-n 2 --dist loadfile' || true)
 
-.PHONY: help demo test lint test-gpu bench native lock clean system given-packages
+.PHONY: help demo test lint test-gpu bench bench-shim bench-store native lock clean system given-packages
 
 help:
 	@echo 'make demo      build everything and show two ranks suspended and resumed, on GPUs or on the simulated driver'
 	@echo 'make test      build and run the tests that need no GPU'
 	@echo 'make lint      ruff, mypy, cython-lint, docstring coverage'
 	@echo 'make test-gpu  run the conformance suite and tests/gpu; a missing GPU is a failure'
-	@echo 'make bench     measure what the shim and a cycle cost'
+	@echo 'make bench     measure what the shim costs and how fast the store is (bench-shim, bench-store)'
 	@echo 'make lock      resolve requirements.lock anew'
 	@echo 'make clean     remove what the other targets made'
 	@echo 'PYTHON=...     with any of them: use that interpreter and its packages, download nothing'
@@ -46,8 +46,13 @@ test: native
 test-gpu: native
 	@$(PY) -m tests.gpu.run_all --driver real --out build/test-gpu $(GPU_ARGS)
 
-bench: native
-	@$(PY) -m tests.bench $(BENCH_ARGS)
+bench: bench-shim bench-store
+
+bench-shim: native
+	@$(PY) -m tests.bench.shim $(BENCH_ARGS)
+
+bench-store: $(PACKAGES)
+	@$(PY) -m tests.bench.store $(BENCH_ARGS)
 
 lint: $(PACKAGES)
 	@$(PY) -m ruff check .

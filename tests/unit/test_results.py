@@ -78,6 +78,24 @@ def test_page_shows_commit_driver_command_median_and_every_sample(generate: Modu
     assert "| resume | whole command | 2.000 |  |  | 2.000, 2.000, 2.000 |" in page
 
 
+def test_page_shows_a_measurement_of_the_store(generate: ModuleType) -> None:
+    line = {
+        "what": "save", "value": 1.8, "unit": "GB/s", "baseline": "bare writes", "baseline_value": 2.0, "ratio": 0.9,
+        "limit": "ratio >= 0.95", "within_limit": False, "note": "",
+    }  # fmt: skip
+    bench = {
+        "schema": "gpushare-store-bench/1", "commit": "fedcba987654", "date": "2026-01-01", "filesystem": "ext4",
+        "host": {"cpus": 2, "machine": "x86_64", "kernel": "6.1", "python": "3.11"}, "load": 0.5,
+        "command": ["python", "-m", "tests.bench.store"], "lines": [line],
+    }  # fmt: skip
+    write(generate, "disk", bench)
+    page = generate.page()
+    assert "No run on a GPU is recorded" in page and "None is recorded" not in page
+    for part in ("## disk", "`fedcba987654`", "ext4", "`python -m tests.bench.store`"):
+        assert part in page
+    assert "| save | 1.80 GB/s | bare writes | 2.00 | 0.90 | ratio >= 0.95 | **missed** |" in page
+
+
 def test_simulated_run_shows_no_times(generate: ModuleType) -> None:
     write(generate, "sim", record(simulated=True))
     assert "simulated" in generate.page()

@@ -1,6 +1,6 @@
-"""``make bench``: what the shim costs a process, against the same process without it, in the same run.
+"""``make bench-shim``: what the shim costs a process, against the same process without it, in the same run.
 
-The only place with limits of time; no test measures any. Exits with 1 when one is exceeded. Both sides take turns, and
+Exits with 1 when a limit is exceeded. Both sides take turns, and
 of each the quickest run counts: whatever else the machine does can only add.
 """
 
@@ -111,7 +111,7 @@ def calls(environment: dict[str, str], rounds: int) -> list[Line]:
 
 def record(machine: Machine, lines: list[Line]) -> dict[str, Any]:
     """Return the measurement for machines."""
-    head = results.header(["python", "-m", "tests.bench"], describe(machine))
+    head = results.header(["python", "-m", "tests.bench.shim"], describe(machine))
     measured = [{**asdict(line), "within_limit": line.within_limit} for line in lines]
     return {**head, "schema": "gpushare-bench/1", "lines": measured}
 
@@ -132,7 +132,7 @@ def show(machine: Machine, lines: list[Line]) -> None:
 @click.option("--rounds", default=5, show_default=True, help="Processes measured on each side for the calls.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def main(driver: str, rounds: int, as_json: bool) -> None:
-    """Measure what the shim costs. Example: python -m tests.bench --driver sim"""
+    """Measure what the shim costs. Example: python -m tests.bench.shim --driver sim"""
     with find_machine(driver, 2, 64) as machine:
         environment = machine.environment()
         lines = start_up(environment) + calls(environment, rounds)
