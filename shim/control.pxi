@@ -475,5 +475,7 @@ cdef void for_each_table_forget() noexcept nogil:
     table_forget(&peers)
     table_forget(&registrations)
     table_forget(&uncarried)
+    table_forget(&binds)
+    table_forget(&joins)
     table_forget(&pieces)
     table_forget(&sealed)

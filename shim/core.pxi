@@ -6,7 +6,8 @@
 #   wire         the text of the protocol, calling a peer
 #   captures     graphs that are being recorded
 #   contexts     contexts and devices
-#   handles, exports, imports, allocations, peers, ipc, hostmem, attributes, hiding, managed, counted
+#   handles, exports, imports, allocations, peers, ipc, hostmem, attributes, hiding, managed, counted, teams,
+#   multicast
 #                the hooks
 #   staging      copies to and from the arena
 #   phases, seal, received, drain      what a suspend and a resume do
@@ -34,6 +35,8 @@ include "hiding.pxi"
 include "managed.pxi"
 include "counted.pxi"
 include "staging.pxi"
+include "teams.pxi"
+include "multicast.pxi"
 include "phases.pxi"
 include "seal.pxi"
 include "received.pxi"

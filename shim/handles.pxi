@@ -128,9 +128,8 @@ cdef public CUresult cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmem
     cdef CUresult rc
     if gs_real.cuMemMap == NULL and not gs_find(<void *>&gs_real.cuMemMap):
         return gs_absent()
-    gs_enter(GS_MEMORY, NULL, GS_NO_STREAM)
+    o = enter_with_team(handle)
     if is_virtual(handle):
-        o = object_pin(handle)
         rc = CUDA_ERROR_INVALID_VALUE
         if o != NULL:
             rc = map_object(o, ptr, size, offset, flags)

@@ -325,15 +325,15 @@ TABLE = """
 6000  -       cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int flags)
 [object counted] Maps memory into sparse arrays, whose tiles are not followed.
 11010 11010sz cuMemMapArrayAsync(CUarrayMapInfo *mapInfoList, unsigned int count, CUstream hStream)
-[object counted] Multicast objects, where they are not hidden.
+[object custom] Multicast objects, where they are not hidden: devices and binds are followed, to be made again.
 12010 -       cuMulticastCreate(CUmemGenericAllocationHandle *mcHandle, const CUmulticastObjectProp *prop)
-[object custom] Takes the handle of a multicast object, or of memory to bind.
 12010 -       cuMulticastAddDevice(CUmemGenericAllocationHandle mcHandle, CUdevice dev)
 12010 -       cuMulticastBindMem(CUmemGenericAllocationHandle mcHandle, size_t mcOffset, CUmemGenericAllocationHandle memHandle, size_t memOffset, size_t size, unsigned long long flags)
 13010 -       cuMulticastBindMem_v2(CUmemGenericAllocationHandle mcHandle, CUdevice dev, size_t mcOffset, CUmemGenericAllocationHandle memHandle, size_t memOffset, size_t size, unsigned long long flags)
 12010 -       cuMulticastBindAddr(CUmemGenericAllocationHandle mcHandle, size_t mcOffset, CUdeviceptr memptr, size_t size, unsigned long long flags)
 13010 -       cuMulticastBindAddr_v2(CUmemGenericAllocationHandle mcHandle, CUdevice dev, size_t mcOffset, CUdeviceptr memptr, size_t size, unsigned long long flags)
 12010 -       cuMulticastUnbind(CUmemGenericAllocationHandle mcHandle, CUdevice dev, size_t mcOffset, size_t size)
+[object custom] Takes the handle of memory to bind.
 13030 -       cuLogicalEndpointBindMem(cuuint32_t leId, CUdevice dev, cuuint64_t offset, CUmemGenericAllocationHandle memHandle, cuuint64_t memOffset, cuuint64_t size, unsigned long long flags)
 [object custom] Makes a pool; for a fabric only where that is not hidden.
 11020 -       cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *poolProps)

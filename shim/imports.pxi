@@ -22,7 +22,7 @@ cdef bint resolve_locally(Object *o, int fd) noexcept nogil:
     known = owner[0]
     gs_unlock(&tables_mutex)
     if owner != o and known.owner == OWNER_KNOWN:
-        import_known(o, known.key_nonce, known.key_id, owner_pid(&known), known.epoch, known.size)
+        import_known(o, known.key_nonce, known.key_id, owner_pid(&known), known.epoch, known.size, &known.team)
     object_unpin(owner)
     return o.owner == OWNER_KNOWN
 
@@ -32,8 +32,9 @@ cdef int owner_pid(Object *o) noexcept nogil:
     return getpid() if is_owned(o) else o.exporter
 
 
-cdef void import_known(Object *o, uint64_t nonce, uint64_t id, int pid, uint32_t epoch, uint64_t size) noexcept nogil:
-    """Record who owns an import."""
+cdef void import_known(Object *o, uint64_t nonce, uint64_t id, int pid, uint32_t epoch, uint64_t size,
+                       const CUmulticastObjectProp *team) noexcept nogil:
+    """Record who owns an import, and of a multicast object for how many devices it is."""
     gs_lock(&tables_mutex)
     o.key_nonce = nonce
     o.key_id = id
@@ -42,6 +43,10 @@ cdef void import_known(Object *o, uint64_t nonce, uint64_t id, int pid, uint32_t
     o.size = size
     o.owner = OWNER_KNOWN
     o.kind = KIND_CARRIED
+    o.team = team[0]
+    if team.numDevices != 0:
+        o.kind = multicast_kind()
+        o.cls = CLASS_UNUSED if o.cls == CLASS_UNUSED else CLASS_MULTICAST
     fdrefs_renew(o)
     gs_unlock(&tables_mutex)
 
@@ -49,6 +54,7 @@ cdef void import_known(Object *o, uint64_t nonce, uint64_t id, int pid, uint32_t
 cdef bint resolve_import(Object *o, int fd) noexcept nogil:
     """Find out who owns an import; False if nobody says so now."""
     cdef char[REPLY_BYTES] reply
+    cdef CUmulticastObjectProp team
     cdef int pid = fcntl(fd, F_GETOWN)
     cdef uint64_t nonce = 0, id = 0
     if resolve_locally(o, fd):
@@ -62,8 +68,9 @@ cdef bint resolve_import(Object *o, int fd) noexcept nogil:
         return False
     if not reply_ok(reply) or not wire_key(reply, b"key", &nonce, &id):
         return False
+    team_read(reply, &team)
     import_known(o, nonce, id, <int>wire_number(reply, b"pid", <uint64_t>pid),
-                 <uint32_t>wire_number(reply, b"epoch", 0), wire_number(reply, b"bytes", 0))
+                 <uint32_t>wire_number(reply, b"epoch", 0), wire_number(reply, b"bytes", 0), &team)
     return True
 
 
@@ -82,6 +89,12 @@ cdef CUresult import_object(Object **out, int fd) noexcept nogil:
     rc = gs_real.cuMemGetAllocationPropertiesFromHandle(&o.props, real)
     if rc == 0:
         o.cls = class_of(&o.props)
+        out[0] = o
+        return 0
+    if rc == CUDA_ERROR_INVALID_VALUE:
+        # What is no allocation is a multicast object, of which its owner knows more.
+        o.cls = CLASS_MULTICAST
+        o.kind = multicast_kind()
         out[0] = o
         return 0
     object_unpin(o)

@@ -10,8 +10,9 @@ cdef enum:
     ORIGIN_ADOPTED = 3      # imported, owned here since its exporter is gone
     CLASS_DEVICE = 1
     CLASS_HOST = 2          # HOST, HOST_NUMA and HOST_NUMA_CURRENT: CPU threads use it without asking
-    CLASS_OTHER = 3         # a kind that is not carried (multicast, fabric)
+    CLASS_OTHER = 3         # a kind that is not carried (fabric)
     CLASS_UNUSED = 4        # of somebody else and not imported: only descriptors of it are here (received.pxi)
+    CLASS_MULTICAST = 5     # no memory of its own: what is bound to it (multicast.pxi)
     OWNER_KNOWN = 1
     OWNER_UNKNOWN = 2       # the exporter has not answered yet
     OWNER_GONE = 3          # the exporter has freed it or has exited
@@ -31,6 +32,12 @@ ctypedef struct Object:
     uint64_t size
     uint64_t flags          # as given to cuMemCreate
     CUmemAllocationProp props
+    CUmulticastObjectProp team  # of multicast objects; numDevices is 0 for others
+    uint64_t joined         # devices that this process has added to it, a bit each
+    uint64_t added          # of those, the ones that the driver has added to the incarnation `added_to`
+    uint64_t told           # and the ones of which its owner knows
+    uint32_t added_to
+    uint8_t complete        # every device of the group has been added
     uint64_t key_nonce      # with key_id: the name of the memory among processes
     uint64_t key_id
     int exporter            # inner pid of the process to ask, 0: unknown
@@ -219,6 +226,7 @@ cdef void object_forget(Object *o) noexcept nogil:
     """Remove an object that nobody uses; its duplicates of exported descriptors close."""
     fdrefs_drop(o, False)
     pieces_forget(o)
+    team_forget(o)
     if o.memfd >= 0:
         close(o.memfd)
     gs_lock(&tables_mutex)

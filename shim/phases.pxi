@@ -76,16 +76,16 @@ cdef bint object_unmap(Object *o, Failure *f) noexcept nogil:
 
 
 cdef bint object_drop(Object *o, Failure *f) noexcept nogil:
-    """Unmap an object and give the driver's reference back."""
+    """Unmap an object, undo its binds and give the driver's reference back."""
     cdef CUresult rc
-    if not object_unmap(o, f):
+    if not object_unmap(o, f) or not binds_undo(o, f):
         return False
     if o.real != 0:
         rc = gs_real.cuMemRelease(o.real)
         if rc != 0:
             return fail_cuda(f, b"cuMemRelease", rc, o, 0)
         o.real = 0
-        o.content_lost = is_owned(o)
+        o.content_lost = is_owned(o) and o.cls != CLASS_MULTICAST
     return True
 
 
@@ -96,6 +96,8 @@ cdef bint object_create(Object *o, Failure *f) noexcept nogil:
     cdef CUresult rc
     if o.real != 0:
         return True
+    if o.cls == CLASS_MULTICAST:
+        return team_create(o, f)
     if o.origin == ORIGIN_ADOPTED:
         # What was imported says that it cannot be exported; ours has to be.
         props.requestedHandleTypes |= CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
@@ -145,7 +147,7 @@ cdef bint object_map(Object *o, Failure *f) noexcept nogil:
 cdef bint is_whole(Object *o) noexcept nogil:
     """Say whether an object is there, with its content and all its mappings."""
     cdef Mapping *m = <Mapping *>o.first
-    if o.real == 0 or o.content_lost:
+    if o.real == 0 or o.content_lost or not binds_whole(o):
         return False
     while m != NULL:
         if not m.mapped or not m.granted:
@@ -215,7 +217,7 @@ cdef bint drop_all(bint owned, uint64_t *freed, Failure *f) noexcept nogil:
 
 cdef bint phase_release(uint64_t deadline, uint64_t *saved, uint64_t *freed, uint64_t *copy_us,
                         Failure *f) noexcept nogil:
-    """Save owned memory, then drop imports and owned memory, in this order."""
+    """Save owned memory, then undo multicast, drop imports and owned memory, in this order."""
     cdef uint64_t begin
     global phase, disturbed, fds_lost
     if phase != PHASE_QUIESCED and phase != PHASE_RELEASING and phase != PHASE_RELEASED:
@@ -229,7 +231,7 @@ cdef bint phase_release(uint64_t deadline, uint64_t *saved, uint64_t *freed, uin
     if not pieces_copy(True, deadline, saved, f):
         return False
     copy_us[0] = (now_ns() - begin) // 1000
-    if not drop_all(False, freed, f) or not drop_all(True, freed, f):
+    if not teams_part(f) or not drop_all(False, freed, f) or not drop_all(True, freed, f):
         return False
     phase = PHASE_RELEASED
     return True
@@ -249,6 +251,8 @@ cdef bint phase_load(uint64_t deadline, uint64_t *loaded, uint64_t *copy_us, Fai
         if o == NULL:
             break
         if is_saved_here(o) and (not object_create(o, f) or not object_map(o, f)):
+            return False
+        if is_carried(o, CLASS_MULTICAST) and is_owned(o) and not object_create(o, f):
             return False
     begin = now_ns()
     if not pieces_copy(False, deadline, loaded, f):
@@ -302,16 +306,18 @@ cdef bint drop_if_stale(Object *o, Failure *f) noexcept nogil:
 
 
 cdef bint remap_imports(uint64_t deadline, Failure *f) noexcept nogil:
-    """Import and map what is not live, and what is live and stale."""
+    """Import what is not live, and what is live and stale, and map memory."""
     cdef uint32_t cursor = 0
     cdef Object *o
     while True:
         o = next_object(&cursor)
         if o == NULL:
             return True
-        if not is_carried(o, CLASS_DEVICE) or is_owned(o):
+        if is_owned(o) or not (is_carried(o, CLASS_DEVICE) or is_carried(o, CLASS_MULTICAST)):
             continue
-        if not drop_if_stale(o, f) or not import_again(o, deadline, f) or not object_map(o, f):
+        if not drop_if_stale(o, f) or not import_again(o, deadline, f):
+            return False
+        if o.cls == CLASS_DEVICE and not object_map(o, f):
             return False
 
 
@@ -334,9 +340,9 @@ cdef bint registrations_check(Failure *f) noexcept nogil:
 
 
 cdef bint phase_remap(uint64_t deadline, Failure *f) noexcept nogil:
-    """Bring back imports; host memory has to be registered as before."""
+    """Bring back imports and add devices to multicast objects; host memory has to be registered as before."""
     global phase
-    if not registrations_check(f) or not remap_imports(deadline, f):
+    if not registrations_check(f) or not remap_imports(deadline, f) or not teams_join(f):
         return False
     phase = PHASE_REMAPPED
     return True

@@ -466,14 +466,14 @@ cdef bint driver_is_free(Failure *f) noexcept nogil:
 
 
 cdef bint drop_held(bint host, Failure *f) noexcept nogil:
-    """Drop what descriptors kept: the objects that release has only unmapped, and our own duplicates."""
+    """Drop what release has only unmapped (multicast objects, what descriptors kept), and our own duplicates."""
     cdef uint32_t cursor = 0
     cdef Object *o
     while True:
         o = next_object(&cursor)
         if o == NULL:
             return True
-        if is_carried(o, CLASS_DEVICE) and not object_drop(o, f):
+        if (is_carried(o, CLASS_DEVICE) or is_carried(o, CLASS_MULTICAST)) and not object_drop(o, f):
             return False
         if host or not is_carried(o, CLASS_HOST):
             fdrefs_drop(o, False)

@@ -1,6 +1,6 @@
 # Objects of kinds that are not carried through a suspend: counted while they live, so that a suspend can refuse a
-# process and name them.  cuMem objects of such kinds (multicast, fabric) stand in the table of objects with their kind;
-# everything else stands here.
+# process and name them.  cuMem objects of such kinds (fabric, and multicast on old drivers) stand in the table of
+# objects with their kind; everything else stands here.
 
 cdef enum:
     KIND_CARRIED = 0

@@ -21,27 +21,28 @@ cdef enum:
     V_OWNER = 16
     V_EXPORT = 17
     V_SHARE = 18
-    V_FIRST_LONG = 19       # from here on: for the worker
-    V_IMPORTS = 19
-    V_ARENA = 20
-    V_CLOSE_MEMORY = 21
-    V_RELEASE = 22
-    V_SEAL = 23
-    V_FIRST_RESUME = 24     # from here on: nothing to do where nothing was touched
-    V_LOAD = 24
-    V_REMAP = 25
-    V_UNSEAL = 26
-    V_BIND = 27
-    V_CHECK = 28
-    V_END = 29
+    V_TEAM = 19
+    V_FIRST_LONG = 20       # from here on: for the worker
+    V_IMPORTS = 20
+    V_ARENA = 21
+    V_CLOSE_MEMORY = 22
+    V_RELEASE = 23
+    V_SEAL = 24
+    V_FIRST_RESUME = 25     # from here on: nothing to do where nothing was touched
+    V_LOAD = 25
+    V_REMAP = 26
+    V_UNSEAL = 27
+    V_BIND = 28
+    V_CHECK = 29
+    V_END = 30
 
 
 cdef const char *verb_name(int verb) noexcept nogil:
     """Return the word of a verb."""
     cdef const char **names = [
         b"", b"hello", b"status", b"plan", b"uncarried", b"lease", b"unlease", b"close-launch", b"drain", b"admit",
-        b"orphans", b"adopt", b"redirect", b"open", b"fds", b"whose", b"owner", b"export", b"share", b"imports",
-        b"arena", b"close-memory", b"release", b"seal", b"load", b"remap", b"unseal", b"bind", b"check",
+        b"orphans", b"adopt", b"redirect", b"open", b"fds", b"whose", b"owner", b"export", b"share", b"team",
+        b"imports", b"arena", b"close-memory", b"release", b"seal", b"load", b"remap", b"unseal", b"bind", b"check",
     ]
     return names[verb]
 
@@ -155,6 +156,8 @@ cdef void verb_run(Request *q, Reply *r) noexcept nogil:
             out_number(&r.text, b"copy_us", us)
     elif q.verb == V_REMAP:
         phase_remap(deadline_of(q, REMAP_TIMEOUT_MS), &f)
+    elif q.verb == V_BIND:
+        phase_bind(&f)
     elif q.verb == V_CHECK:
         if phase_check(deadline_in(CANARY_TIMEOUT_MS), &bytes, &f):
             out_number(&r.text, b"bytes", bytes)
@@ -208,7 +211,7 @@ cdef void verb_status(Reply *r) noexcept nogil:
     cdef Object o
     while next_object_copy(&cursor, &o):
         imports += 0 if is_owned(&o) or o.cls == CLASS_UNUSED else 1
-        carried += o.size if is_owned(&o) and o.kind == KIND_CARRIED else 0
+        carried += o.size if is_owned(&o) and o.kind == KIND_CARRIED and o.cls != CLASS_MULTICAST else 0
     exports = count_exports()
     if gs_load(&lease) == LEASE_HELD:
         lease_word = b"held"
@@ -439,6 +442,8 @@ cdef void verb_peer(Request *q, Reply *r) noexcept nogil:
         verb_owner(nonce, id, r)
     elif q.verb == V_EXPORT:
         verb_export(q, nonce, id, r)
+    elif q.verb == V_TEAM:
+        verb_team(q, nonce, id, r)
     else:
         verb_share(nonce, id, r)
 
@@ -453,6 +458,7 @@ cdef void verb_whose(Request *q, Reply *r) noexcept nogil:
         out_number(&r.text, b"bytes", o.size)
         out_number(&r.text, b"pid", <uint64_t>owner_pid(o))
         out_number(&r.text, b"epoch", o.epoch)
+        team_write(&r.text, &o.team)
     else:
         reply_error(r, b"unknown")
     if o != NULL:
@@ -497,3 +503,16 @@ cdef void verb_share(uint64_t nonce, uint64_t id, Reply *r) noexcept nogil:
         r.fd = fd
     else:
         reply_error(r, b"gone" if fd == NOT_SHARED_ANY_MORE else b"not-ready")
+
+
+cdef void verb_team(Request *q, uint64_t nonce, uint64_t id, Reply *r) noexcept nogil:
+    """Say how many devices were added to a multicast object that is owned here, after noting the peer's."""
+    cdef uint64_t high = 0, low = 0
+    cdef Object *o = object_pin_key(nonce, id)
+    if o == NULL:
+        reply_error(r, b"gone")
+        return
+    if wire_key(q.text, b"device", &high, &low):
+        join_note(o, high, low)
+    out_number(&r.text, b"joined", joined_count(o))
+    object_unpin(o)

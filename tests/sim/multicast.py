@@ -10,6 +10,8 @@ from tests.programs.client import Worker
 from tests.sim.conftest import MIB
 
 SIZE = 4 * MIB
+NEW = {"SIMCUDA_DRIVER_VERSION": "610.5"}
+"""What a simulated driver says that can make multicast objects again."""
 
 
 @dataclass
@@ -77,10 +79,13 @@ class Team:
             seat.worker.check()
 
 
-def make_team(workers: Sequence[Worker], devices: Sequence[int]) -> Team:
-    """Let the first rank make an object, the others import it, and all add their devices; nothing is bound yet."""
+def make_team(workers: Sequence[Worker], devices: Sequence[int], *, count: int = 0, join: bool = True) -> Team:
+    """Let the first rank make an object, the others import it, and all add their devices; nothing is bound yet.
+
+    `count` is the number of devices that the object is for, by default one a rank; without `join` none is added.
+    """
     first = workers[0]
-    team = first.multicast_create(SIZE, len(workers))
+    team = first.multicast_create(SIZE, count or len(workers))
     seats = [Seat(first, devices[0], team, first.block(SIZE, ordinal=devices[0]))]
     for worker, device in zip(workers[1:], devices[1:], strict=True):
         number = first.mem_export(team)
@@ -88,7 +93,7 @@ def make_team(workers: Sequence[Worker], devices: Sequence[int]) -> Team:
         seats.append(Seat(worker, device, worker.mem_import(there), worker.block(SIZE, ordinal=device)))
         worker.close_fd(there)
         first.close_fd(number)
-    for seat in seats:
+    for seat in seats if join else ():
         seat.worker.multicast_add(seat.team, seat.device)
     return Team(seats)
 

@@ -27,16 +27,20 @@ def multicast(worker: Worker) -> tuple[int, int]:
     ("env", "shown"),
     [
         (OLD, False),
-        (NEW, False),
-        (NEW | {"GPUSHARE_MULTICAST": "auto"}, False),
+        (NEW, True),
+        (NEW | {"GPUSHARE_MULTICAST": "auto"}, True),
+        (OLD | {"GPUSHARE_MULTICAST": "auto"}, False),
+        (NEW | {"GPUSHARE_MULTICAST": "nonsense"}, True),
         (OLD | {"GPUSHARE_MULTICAST": "nonsense"}, False),
+        ({"SIMCUDA_DRIVER_VERSION": "no number"}, False),
+        ({"SIMCUDA_DRIVER_VERSION": "x86_64  1000.1"}, True),
         (OLD | KEEP, True),
         (NEW | KEEP, True),
         (NEW | HIDE, False),
     ],
     ids=str,
 )
-def test_multicast_by_setting_whatever_the_driver(start_worker: Start, env: dict[str, str], shown: bool) -> None:
+def test_multicast_by_setting_and_driver(start_worker: Start, env: dict[str, str], shown: bool) -> None:
     assert multicast(start_worker(0, env=env)) == ((1, 0) if shown else (0, NOT_SUPPORTED))
 
 
