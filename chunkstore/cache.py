@@ -14,6 +14,7 @@ from chunkstore.chunks import ChunkDirectory, Entry, check_content
 from chunkstore.format import Chunk, FormatError, StoreFacts
 from chunkstore.hashing import Hash, hash_by_name
 from chunkstore.io import Files, LocksUnsupported
+from chunkstore.place import Directory
 
 STALE_TEMPORARY_S = 3600.0
 
@@ -145,10 +146,10 @@ def collect(cache: Cache, limit_bytes: int, dry_run: bool = False) -> Collected:
 
     Raises `WriteFailed` if the cache cannot be read or changed, `NoLocks` if its filesystem has no locks.
     """
-    files = cache.chunks.files
+    place = Directory(cache.path, cache.chunks.files)
     try:
-        with files.locked(os.path.join(cache.path, format.COLLECTOR_LOCK), True, "another collector is at work", 0.0):
-            now_ns = files.clock_ns(os.path.join(cache.path, format.TEMPORARY))
+        with place.collecting():
+            now_ns = place.clock_ns()
             temporary = cache.chunks.reap(now_ns - int(STALE_TEMPORARY_S * 1e9), dry_run)
             entries = sorted(cache.chunks.entries(), key=lambda entry: entry.used_ns)
             chosen = _oldest(entries, limit_bytes)

@@ -7,7 +7,6 @@ only, but for that record and for chunks that it repairs from another store.
 from __future__ import annotations
 
 import mmap
-import os
 from collections.abc import Container
 from dataclasses import dataclass, replace
 
@@ -60,7 +59,7 @@ def check(
     `Damaged` only if the store's directories cannot be read, `WriteFailed` if a repair cannot be written.
     """
     try:
-        begun_ns: int | None = store.files.clock_ns(os.path.join(store.path, format.TEMPORARY))
+        begun_ns: int | None = store.place.clock_ns()
     except OSError:
         begun_ns = None  # a read-only mount: checked, and not recorded
     found = roots.find_all(store)
@@ -146,7 +145,7 @@ def _judge(store: Store, problems: dict[str, str], found: list[Found]) -> list[B
     owners: dict[str, list[str]] = {name: [] for name in problems}
     for item in found:
         mine = item.checkpoint.stored_chunks().keys() & problems.keys() if item.checkpoint is not None else set()
-        if mine and os.path.exists(roots.root_file(store, item.root.id)):
+        if mine and roots.is_recorded(store, item.root.id):
             for name in mine:
                 owners[name].append(item.root.path)
     return [
@@ -177,6 +176,6 @@ def _repair(store: Store, other: Store, bad: Bad, chunk: Chunk | None, buffer: m
 def _record_clean(store: Store, begun_ns: int) -> None:
     content = format.encode(format.FSCK, {"store": store.id, "clean_ns": begun_ns})
     try:
-        store.files.write_document(os.path.join(store.path, format.FSCK_FILE), content, replace=True)
+        store.place.write(format.FSCK_FILE, content, replace=True)
     except OSError as error:
         store.files.tell(f"{store.path}: the clean check could not be recorded: {error}")

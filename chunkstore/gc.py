@@ -7,10 +7,9 @@ what a recorded checkpoint needs, nothing goes.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
-from chunkstore import errors, format, roots
+from chunkstore import errors, roots
 from chunkstore.cache import STALE_TEMPORARY_S, collection_failed
 from chunkstore.roots import Found, State
 from chunkstore.store import Store
@@ -39,10 +38,8 @@ def collect(store: Store, *, grace_s: float = GRACE_S, dry_run: bool = False) ->
     Raises `UnreachableRoots`, `Busy` if another collector is at work, `NoLocks`, `WriteFailed`. Whatever it raises,
     what was removed until then was not needed.
     """
-    files = store.files
     try:
-        lock = os.path.join(store.path, format.COLLECTOR_LOCK)
-        with files.locked(lock, True, "another collector is at work", wait_s=0.0):
+        with store.place.collecting():
             return _collect(store, grace_s, dry_run)
     except OSError as error:
         raise collection_failed(store.path, error) from error
@@ -50,7 +47,7 @@ def collect(store: Store, *, grace_s: float = GRACE_S, dry_run: bool = False) ->
 
 def _collect(store: Store, grace_s: float, dry_run: bool) -> Swept:
     # The clock is read before the roots: a save whose root is not seen below begins, and leases, after this moment.
-    now_ns = store.files.clock_ns(os.path.join(store.path, format.TEMPORARY))
+    now_ns = store.place.clock_ns()
     found = roots.find_all(store)
     lost = [item for item in found if item.state is State.UNREACHABLE]
     if lost:

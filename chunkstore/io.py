@@ -42,6 +42,13 @@ class Room:
     bytes: int | None
     inodes: int | None
 
+    def require(self, path: str, size_bytes: int, files: int) -> None:
+        """Raise `NoRoom` if `size_bytes` in so many new files would not fit; `path` is what lies there."""
+        if self.bytes is not None and self.bytes < size_bytes:
+            raise errors.NoRoom(path=path, free=self.bytes, need=size_bytes, unit="bytes")
+        if self.inodes is not None and self.inodes < files:
+            raise errors.NoRoom(path=path, free=self.inodes, need=files, unit="inodes")
+
 
 class Files:
     """File operations over one `System`; one object may be used from any number of threads.
@@ -277,14 +284,6 @@ class Files:
             raise errors.write_failed("cannot look at", path, error) from error
         free_bytes = found.f_bavail * found.f_frsize if found.f_blocks else None
         return Room(free_bytes, found.f_favail if found.f_files else None)
-
-    def require_room(self, path: str, size_bytes: int, files: int) -> None:
-        """Raise `NoRoom` if `size_bytes` in so many new files would not fit, `WriteFailed` if nobody can tell."""
-        room = self.room(path)
-        if room.bytes is not None and room.bytes < size_bytes:
-            raise errors.NoRoom(path=path, free=room.bytes, need=size_bytes, unit="bytes")
-        if room.inodes is not None and room.inodes < files:
-            raise errors.NoRoom(path=path, free=room.inodes, need=files, unit="inodes")
 
     @contextlib.contextmanager
     def locked(self, path: str, exclusive: bool, what: str, wait_s: float = LOCK_WAIT_S) -> Iterator[int]:

@@ -37,25 +37,28 @@ class Found:
     detail: str = ""
 
 
+def _name(id: str) -> str:
+    return f"{format.ROOTS}/{id}.json"
+
+
 def root_file(store: Store, id: str) -> str:
     """Return the path of a root's record."""
-    return os.path.join(store.path, format.ROOTS, f"{id}.json")
+    return os.path.join(store.path, _name(id))
+
+
+def is_recorded(store: Store, id: str) -> bool:
+    """Tell whether the store has a record of a root."""
+    return store.place.exists(_name(id))
 
 
 def record(store: Store, root: Root) -> None:
     """Write a root, so that it survives a power cut; raises OSError."""
-    store.files.write_document(root_file(store, root.id), root.encode(), replace=True)
+    store.place.write(_name(root.id), root.encode(), replace=True)
 
 
 def drop(store: Store, id: str) -> None:
     """Remove a root's record, if there is one; raises OSError."""
-    path = root_file(store, id)
-    try:
-        store.files.system.unlink(path)
-    except OSError:
-        if os.path.lexists(path):  # a read-only filesystem refuses to remove even what is not there
-            raise
-    store.files.sync_directory(os.path.join(store.path, format.ROOTS))  # raises where the whole store has vanished
+    store.place.remove(_name(id))
 
 
 def find_all(store: Store) -> list[Found]:
@@ -63,31 +66,29 @@ def find_all(store: Store) -> list[Found]:
 
     Raises `Damaged` if the list of roots cannot be read; a single record that is damaged counts as unreachable.
     """
-    directory = os.path.join(store.path, format.ROOTS)
     found = []
     try:
-        for name, status in sorted(store.files.system.scan(directory)):
-            id, suffix = os.path.splitext(name)
+        for name, recorded_ns in store.place.list(format.ROOTS):
+            id, suffix = os.path.splitext(os.path.basename(name))
             if suffix == ".json":
                 with contextlib.suppress(FileNotFoundError):  # dropped meanwhile
-                    found.append(_find(store, id, status.st_mtime_ns))
+                    found.append(_find(store, id, recorded_ns))
     except OSError as error:
-        raise errors.unreadable("cannot read the roots in", directory, error) from error
+        raise errors.unreadable("cannot read the roots in", store.path, error) from error
     return sorted(found, key=lambda item: item.root.path)
 
 
 def _find(store: Store, id: str, recorded_ns: int) -> Found:
-    path = root_file(store, id)
     try:
-        root = Root.decode(store.files.read_document(path))
+        root = Root.decode(store.place.read(_name(id)))
         if root.id != id:
             raise FormatError(f"it is the record of {root.id}")
     except FormatError as error:
-        unknown = Root(id, path, "")
+        unknown = Root(id, root_file(store, id), "")
         return Found(unknown, recorded_ns, State.UNREACHABLE, detail=f"the root's record is damaged: {error}")
     found = examine(store, root, recorded_ns)
-    if found.state is State.UNREACHABLE:
-        store.files.system.stat(path)  # raises if a removal dropped it meanwhile: then nothing is missed there
+    if found.state is State.UNREACHABLE and not is_recorded(store, id):
+        raise FileNotFoundError  # a removal dropped it meanwhile: nothing is missed there
     return found
 
 

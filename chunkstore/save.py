@@ -145,7 +145,7 @@ class Save:
         ranks = [
             Rank(pid, tuple(items), self._rank_facts.get(pid, {})) for pid, items in sorted(self._allocations.items())
         ]
-        if not os.path.exists(roots.root_file(self.store, self.id)):
+        if not roots.is_recorded(self.store, self.id):
             self._record_root()  # somebody removed the record
         self._require_chunks(ranks)
         written = []

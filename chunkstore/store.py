@@ -17,13 +17,13 @@ from enum import Enum
 
 from chunkstore import errors, format
 from chunkstore.cache import Cache
-from chunkstore.chunks import Backend, ChunkDirectory, Entry, State, check_content, chunk_of
+from chunkstore.chunks import Entry, State, check_content, chunk_of
 from chunkstore.format import CHUNK_SIZE_BYTES, Chunk, FormatError, StoreFacts
 from chunkstore.hashing import DEFAULT_HASH, address_of, hash_by_name
 from chunkstore.io import Files, Room
+from chunkstore.place import Directory, Place
 
 _TRIES = 5
-_OWN_NAMES = {format.CHUNKS, format.ROOTS, format.TEMPORARY, format.SWEEP_LOCK, "lost+found"}
 
 
 class Verify(str, Enum):
@@ -68,12 +68,13 @@ class Store:
     GIL for everything that takes long. A store keeps no buffer of a chunk's size: memory is the caller's.
     """
 
-    def __init__(self, path: str, facts: StoreFacts, files: Files, verify_existing: Verify) -> None:
-        self.path = path
+    def __init__(self, place: Place, facts: StoreFacts, files: Files, verify_existing: Verify) -> None:
+        self.place = place
+        self.path = place.path
         self.facts = facts
         self.files = files
-        self.hash = hash_by_name(facts.hash, path)
-        self.chunks: Backend = ChunkDirectory(path, files, self.hash)
+        self.hash = hash_by_name(facts.hash, place.path)
+        self.chunks = place.chunks(self.hash)
         self.cache: Cache | None = None
         self.cache_error: errors.StoreError | None = None  # why there is none though one was named
         self._verify = verify_existing
@@ -97,18 +98,18 @@ class Store:
         Raises `NotAStore`, `UnknownVersion`, `NoHash`, `WrongStore` (the cache belongs to another), `Damaged`.
         """
         files = files or Files()
-        path = os.path.abspath(path)
-        document = os.path.join(path, format.STORE_FILE)
+        place = _place(path, files)
+        document = os.path.join(place.path, format.STORE_FILE)
         try:
-            facts = StoreFacts.decode(files.read_document(document))
+            facts = StoreFacts.decode(place.read(format.STORE_FILE))
         except (FileNotFoundError, NotADirectoryError):
             detail = f"there is no {format.STORE_FILE}"
-            raise errors.NotAStore(path=path, detail=detail, advice="name a store; is it mounted?") from None
+            raise errors.NotAStore(path=place.path, detail=detail, advice="name a store; is it mounted?") from None
         except OSError as error:
             raise errors.unreadable("cannot read", document, error) from error
         except FormatError as error:
             raise format.not_decoded(document, format.STORE, error) from None
-        store = cls(path, facts, files, verify_existing)
+        store = cls(place, facts, files, verify_existing)
         if cache is not None:
             try:
                 store.cache = Cache.open(os.fspath(cache), facts, files, store.hash)
@@ -134,27 +135,24 @@ class Store:
         `NotAStore` if other files lie there, `WriteFailed`, and what `open` raises.
         """
         files = files or Files()
-        path = os.path.abspath(path)
+        place = _place(path, files)
         if chunk_size_bytes <= 0:
             raise ValueError("chunk_size_bytes must be positive")
         facts = StoreFacts(secrets.token_hex(16), chunk_size_bytes, hash)
-        digest = hash_by_name(hash, path)
+        digest = hash_by_name(hash, place.path)
         try:
-            if not os.path.lexists(os.path.join(path, format.STORE_FILE)):
-                files.make_directory(path)
-                _refuse_foreign(path, files)
-                ChunkDirectory(path, files, digest).make()
-                files.make_directory(os.path.join(path, format.ROOTS))
-                files.write_document(os.path.join(path, format.STORE_FILE), facts.encode())
+            if not place.exists(format.STORE_FILE):
+                place.make(digest)
+                place.write(format.STORE_FILE, facts.encode())
         except OSError as error:
-            raise errors.write_failed("cannot make a store in", path, error) from error
+            raise errors.write_failed("cannot make a store in", place.path, error) from error
         store = cls.open(path, cache=cache, verify_existing=verify_existing, files=files)
         for what, theirs, ours in (
             ("hash", store.facts.hash, hash),
             ("chunk size", store.facts.chunk_size_bytes, chunk_size_bytes),
         ):
             if theirs != ours:
-                raise errors.Incompatible(path=path, what=what, theirs=theirs, ours=ours)
+                raise errors.Incompatible(path=place.path, what=what, theirs=theirs, ours=ours)
         return store
 
     @property
@@ -270,12 +268,12 @@ class Store:
     # --- room
 
     def room(self) -> Room:
-        """Return how much room the store's filesystem has for this user; raises `WriteFailed` if it does not say."""
-        return self.files.room(self.path)
+        """Return how much room there is for this user; raises `WriteFailed` if nobody can tell."""
+        return self.place.room()
 
     def require_room(self, size_bytes: int, chunks: int) -> None:
         """Raise `NoRoom` if `size_bytes` in `chunks` new chunks would not fit; what is known already needs none."""
-        self.files.require_room(self.path, size_bytes, chunks)
+        self.room().require(self.path, size_bytes, chunks)
 
 
 def _as_bytes(view: memoryview) -> memoryview:
@@ -284,17 +282,14 @@ def _as_bytes(view: memoryview) -> memoryview:
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")
 
 
-def _refuse_foreign(path: str, files: Files) -> None:
-    foreign = [name for name in files.system.list(path) if name not in _OWN_NAMES and not name.endswith(".tmp")]
-    if foreign and format.STORE_FILE not in foreign:
-        detail = f"other files lie there ({', '.join(sorted(foreign)[:3])})"
-        raise errors.NotAStore(path=path, detail=detail, advice="name an empty directory or a new one")
+def _place(path: str | os.PathLike[str], files: Files) -> Place:
+    return Directory(os.path.abspath(path), files)
 
 
 def read_clean_ns(store: Store) -> int:
     """Return when the store's last clean fsck began, by the store's clock; 0 if there was none or nobody can tell."""
     try:
-        body = format.decode(format.FSCK, store.files.read_document(os.path.join(store.path, format.FSCK_FILE)))
+        body = format.decode(format.FSCK, store.place.read(format.FSCK_FILE))
     except (OSError, FormatError):
         return 0
     value = body.get("clean_ns")

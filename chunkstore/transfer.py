@@ -119,7 +119,7 @@ def prefetch(
     chunks = list(checkpoint.stored_chunks().values())
     missing = [chunk for chunk in chunks if not cache.has(chunk)]
     tally = Tally(missing, limiter, report)
-    cache.chunks.files.require_room(cache.path, tally.total_bytes, tally.total_chunks)
+    cache.chunks.files.room(cache.path).require(cache.path, tally.total_bytes, tally.total_chunks)
 
     def copy(chunk: Chunk, buffer: memoryview) -> Chunk:
         view = buffer[: chunk.size_bytes]

@@ -1,0 +1,123 @@
+"""Where a store lies: its documents (`store.json`, `fsck.json`, `roots/ID.json`), and the way to its chunks.
+
+Owns `Place`, what a store asks of the thing that keeps it, and the place that is a directory; `objects.py` has another.
+Must not know what documents say. Names of documents are relative, such as `roots/ID.json`.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from chunkstore import errors, format
+from chunkstore.chunks import Backend, ChunkDirectory
+from chunkstore.hashing import Hash
+from chunkstore.io import Files, Room
+
+_OWN_NAMES = {format.CHUNKS, format.ROOTS, format.TEMPORARY, format.SWEEP_LOCK, "lost+found"}
+
+
+class Place(Protocol):
+    """A directory or an object store. Where nothing else is said, methods raise OSError."""
+
+    path: str
+
+    def make(self, digest: Hash) -> None:
+        """Make what a store needs to lie here; raises `NotAStore` if other files do."""
+
+    def chunks(self, digest: Hash) -> Backend:
+        """Return the chunks here, of a store that uses this hash."""
+
+    def read(self, name: str) -> bytes:
+        """Return the content of a document; raises FileNotFoundError if there is none."""
+
+    def write(self, name: str, content: bytes, replace: bool = False) -> bool:
+        """Write a document, durably and in one step; returns False if there was one and `replace` is not given."""
+
+    def exists(self, name: str) -> bool:
+        """Tell whether there is such a document."""
+
+    def remove(self, name: str) -> None:
+        """Remove a document, durably, if there is one."""
+
+    def list(self, folder: str) -> list[tuple[str, int]]:
+        """Return the documents in a folder: names, and when they were written, in ns by the clock here."""
+
+    def clock_ns(self) -> int:
+        """Return the time by the clock that stamps what is written here."""
+
+    def collecting(self) -> AbstractContextManager[object]:
+        """Keep other collectors out; raises `Busy`, and `LocksUnsupported` where nobody can be kept out."""
+
+    def room(self) -> Room:
+        """Return the free room; raises `WriteFailed`."""
+
+
+class Directory(Place):
+    """The place that is a directory."""
+
+    def __init__(self, path: str, files: Files) -> None:
+        self.path = path
+        self._files = files
+
+    def _file(self, name: str) -> str:
+        return os.path.join(self.path, name)
+
+    def make(self, digest: Hash) -> None:
+        """Make the directories of a store; the parent must exist. Raises `NotAStore` if other files lie there."""
+        self._files.make_directory(self.path)
+        self._refuse_foreign()
+        ChunkDirectory(self.path, self._files, digest).make()
+        self._files.make_directory(self._file(format.ROOTS))
+
+    def _refuse_foreign(self) -> None:
+        foreign = [
+            name for name in self._files.system.list(self.path) if name not in _OWN_NAMES and not name.endswith(".tmp")
+        ]
+        if foreign and format.STORE_FILE not in foreign:
+            detail = f"other files lie there ({', '.join(sorted(foreign)[:3])})"
+            raise errors.NotAStore(path=self.path, detail=detail, advice="name an empty directory or a new one")
+
+    def chunks(self, digest: Hash) -> Backend:
+        """Return the chunks here, of a store that uses this hash."""
+        return ChunkDirectory(self.path, self._files, digest)
+
+    def read(self, name: str) -> bytes:
+        """Return the content of a document; raises FileNotFoundError if there is none."""
+        return self._files.read_document(self._file(name))
+
+    def write(self, name: str, content: bytes, replace: bool = False) -> bool:
+        """Write a document, durably and in one step; returns False if there was one and `replace` is not given."""
+        return self._files.write_document(self._file(name), content, replace)
+
+    def exists(self, name: str) -> bool:
+        """Tell whether there is such a document."""
+        return os.path.lexists(self._file(name))
+
+    def remove(self, name: str) -> None:
+        """Remove a document, durably, if there is one."""
+        path = self._file(name)
+        try:
+            self._files.system.unlink(path)
+        except OSError:
+            if os.path.lexists(path):  # a read-only filesystem refuses to remove even what is not there
+                raise
+        self._files.sync_directory(os.path.dirname(path))  # raises where the whole store has vanished
+
+    def list(self, folder: str) -> list[tuple[str, int]]:
+        """Return the documents in a folder: names, and when they were written, in ns by the clock here."""
+        found = self._files.system.scan(self._file(folder))
+        return sorted((os.path.join(folder, name), status.st_mtime_ns) for name, status in found)
+
+    def clock_ns(self) -> int:
+        """Return the time by the clock that stamps what is written here."""
+        return self._files.clock_ns(self._file(format.TEMPORARY))
+
+    def collecting(self) -> AbstractContextManager[object]:
+        """Keep other collectors out; raises `Busy`, and `LocksUnsupported` where nobody can be kept out."""
+        return self._files.locked(self._file(format.COLLECTOR_LOCK), True, "another collector is at work", wait_s=0.0)
+
+    def room(self) -> Room:
+        """Return the free room; raises `WriteFailed`."""
+        return self._files.room(self.path)
