@@ -398,15 +398,21 @@ cdef bint teams_part(Failure *f) noexcept nogil:
 cdef bint team_create(Object *o, Failure *f) noexcept nogil:
     """Make an object of ours again: another incarnation, to which nobody has added a device."""
     cdef CUmemGenericAllocationHandle real = 0
-    cdef CUmulticastObjectProp team = o.team
-    cdef CUresult rc = gs_real.cuMulticastCreate(&real, &team)
+    cdef CUresult rc
+    joins_renew(o)
+    rc = gs_real.cuMulticastCreate(&real, &o.team)
     if rc != 0:
         return fail_cuda(f, b"cuMulticastCreate", rc, o, 0)
-    joins_forget(o)
-    o.complete = 0
     o.epoch += 1
     o.real = real
     return True
+
+
+cdef bint team_load(Object *o, Failure *f) noexcept nogil:
+    """Make an object of ours again, if it is not there, or if it can never be complete."""
+    if o.real != 0 and not o.complete and joins_lost(o) and not object_drop(o, f):
+        return False
+    return object_create(o, f)
 
 
 cdef bint team_join(Object *o, Failure *f) noexcept nogil:

@@ -252,7 +252,7 @@ cdef bint phase_load(uint64_t deadline, uint64_t *loaded, uint64_t *copy_us, Fai
             break
         if is_saved_here(o) and (not object_create(o, f) or not object_map(o, f)):
             return False
-        if is_carried(o, CLASS_MULTICAST) and is_owned(o) and not object_create(o, f):
+        if is_carried(o, CLASS_MULTICAST) and is_owned(o) and not team_load(o, f):
             return False
     begin = now_ns()
     if not pieces_copy(False, deadline, loaded, f):

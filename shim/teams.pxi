@@ -2,6 +2,8 @@
 #
 # While devices are missing, the application's own bind or map waits here and not in the driver, where no suspend could
 # reach it.  No lock and no gate is held meanwhile.
+#
+# An object that is made again is for fewer devices where a process has died: it would never be complete otherwise.
 
 cdef enum:
     MAX_JOINS = 65536
@@ -10,9 +12,10 @@ cdef enum:
 # A device that some process has added to an object that is owned here.
 ctypedef struct Join:
     uint32_t link
+    int pid
+    int device              # as that process numbers it
+    uint8_t added           # to the present incarnation
     Object *team
-    uint64_t high           # the device's UUID
-    uint64_t low
 
 cdef Table joins
 
@@ -42,30 +45,35 @@ cdef Join *join_next(Object *team, uint32_t *cursor) noexcept nogil:
             return j
 
 
-cdef void join_note(Object *team, uint64_t high, uint64_t low) noexcept nogil:
-    """Note that a device was added to an object that is owned here."""
+cdef void join_note(Object *team, int pid, int device) noexcept nogil:
+    """Note that a process has added a device to an object that is owned here."""
     cdef uint32_t cursor = 0
     cdef Join *j
     gs_lock(&tables_mutex)
     while True:
         j = join_next(team, &cursor)
-        if j == NULL or (j.high == high and j.low == low):
+        if j == NULL or (j.pid == pid and j.device == device):
             break
     if j == NULL:
         j = <Join *>table_take(&joins, sizeof(Join), MAX_JOINS)
-        if j != NULL:
-            j.team = team
-            j.high = high
-            j.low = low
+    if j != NULL:
+        j.team = team
+        j.pid = pid
+        j.device = device
+        j.added = 1
     gs_unlock(&tables_mutex)
 
 
 cdef uint32_t joined_count(Object *team) noexcept nogil:
     """Return how many devices were added to an object that is owned here."""
     cdef uint32_t cursor = 0, n = 0
+    cdef Join *j
     gs_lock(&tables_mutex)
-    while join_next(team, &cursor) != NULL:
-        n += 1
+    while True:
+        j = join_next(team, &cursor)
+        if j == NULL:
+            break
+        n += j.added
     gs_unlock(&tables_mutex)
     return team.team.numDevices if team.complete else n
 
@@ -75,7 +83,7 @@ cdef void joins_forget(Object *team) noexcept nogil:
     cdef uint32_t cursor = 0
     cdef Join *j
     gs_lock(&tables_mutex)
-    while joins.live != 0:
+    while True:
         j = join_next(team, &cursor)
         if j == NULL:
             break
@@ -83,34 +91,74 @@ cdef void joins_forget(Object *team) noexcept nogil:
     gs_unlock(&tables_mutex)
 
 
+cdef bint is_lost(Join *j) noexcept nogil:
+    """Say whether nobody is left to add a device again."""
+    return j.added == 0 and j.pid != getpid() and peer_is_gone(j.pid)
+
+
+cdef Join *join_in_phase(Object *team, uint32_t *cursor) noexcept nogil:
+    """Return the next device of an object, or NULL; for phases, in which it stays."""
+    cdef Join *j
+    gs_lock(&tables_mutex)
+    j = join_next(team, cursor)
+    gs_unlock(&tables_mutex)
+    return j
+
+
+cdef bint joins_lost(Object *team) noexcept nogil:
+    """Say whether an object waits for a device of a process that is gone; for phases."""
+    cdef uint32_t cursor = 0
+    cdef Join *j
+    while True:
+        j = join_in_phase(team, &cursor)
+        if j == NULL or is_lost(j):
+            return j != NULL
+
+
+cdef void joins_renew(Object *team) noexcept nogil:
+    """Expect all devices to be added again, but for those of processes that are gone; for phases."""
+    cdef uint32_t cursor = 0
+    cdef Join *j
+    team.complete = 0
+    while True:
+        j = join_in_phase(team, &cursor)
+        if j == NULL:
+            return
+        j.added = 0
+        if is_lost(j):
+            gs_lock(&tables_mutex)
+            team.team.numDevices -= 1
+            table_give(&joins, sizeof(Join), j)
+            gs_unlock(&tables_mutex)
+
+
 cdef int team_ask(Object *o, int device, uint64_t deadline) noexcept nogil:
     """Tell the owner of an object of a device (-1: none), and return how many it counts; -1: no answer."""
     cdef char[REPLY_BYTES] reply
     cdef char[160] request
-    cdef uint64_t[2] uuid
     cdef Object *owner
-    cdef Device *d = device_info(device)
     cdef Out text
-    cdef int n = -1
-    if d != NULL:
-        memcpy(uuid, d.uuid.bytes, sizeof(uuid))
+    cdef int n
     if is_owned(o) or o.exporter == getpid():
         owner = object_pin_key(o.key_nonce, o.key_id)
         if owner == NULL:
             return -1
-        if d != NULL:
-            join_note(owner, uuid[0], uuid[1])
+        if device >= 0:
+            join_note(owner, getpid(), device)
         n = <int>joined_count(owner)
+        o.team.numDevices = owner.team.numDevices
         object_unpin(owner)
         return n
     out_begin(&text, request, sizeof(request))
     out_text(&text, b"1 team")
     out_key(&text, b"key", o.key_nonce, o.key_id)
-    if d != NULL:
-        out_key(&text, b"device", uuid[0], uuid[1])
-    if peer_call(o.exporter, request, -1, reply, REPLY_BYTES, NULL, deadline) and reply_ok(reply):
-        n = <int>wire_number(reply, b"joined", 0)
-    return n
+    if device >= 0:
+        out_number(&text, b"pid", <uint64_t>getpid())
+        out_number(&text, b"device", <uint64_t>device)
+    if not peer_call(o.exporter, request, -1, reply, REPLY_BYTES, NULL, deadline) or not reply_ok(reply):
+        return -1
+    o.team.numDevices = <unsigned int>wire_number(reply, b"devices", o.team.numDevices)
+    return <int>wire_number(reply, b"joined", 0)
 
 
 cdef int team_tell(Object *o, uint64_t deadline) noexcept nogil:

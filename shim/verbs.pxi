@@ -507,12 +507,13 @@ cdef void verb_share(uint64_t nonce, uint64_t id, Reply *r) noexcept nogil:
 
 cdef void verb_team(Request *q, uint64_t nonce, uint64_t id, Reply *r) noexcept nogil:
     """Say how many devices were added to a multicast object that is owned here, after noting the peer's."""
-    cdef uint64_t high = 0, low = 0
     cdef Object *o = object_pin_key(nonce, id)
+    cdef int pid = <int>wire_number(q.text, b"pid", 0)
     if o == NULL:
         reply_error(r, b"gone")
         return
-    if wire_key(q.text, b"device", &high, &low):
-        join_note(o, high, low)
+    if pid > 0:
+        join_note(o, pid, <int>wire_number(q.text, b"device", 0))
     out_number(&r.text, b"joined", joined_count(o))
+    out_number(&r.text, b"devices", o.team.numDevices)
     object_unpin(o)

@@ -7,7 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from tests.programs.client import Worker
+from tests.programs.tool import Tool
 from tests.sim.conftest import MIB
+from tests.sim.multicast import SIZE, bound_team
 
 Start = Callable[..., Worker]
 
@@ -66,3 +68,19 @@ def test_fabric_that_is_kept(start_worker: Start, env: dict[str, str]) -> None:
     assert worker.device_attribute("HANDLE_TYPE_FABRIC_SUPPORTED", 0) == 1
     assert worker.device_attribute("MEMPOOL_SUPPORTED_HANDLE_TYPES", 0) == 1 | FABRIC
     assert worker.code("mem_create", 2 * MIB, "device", 0, FABRIC) == 0
+
+
+@pytest.mark.usefixtures("own_network")
+def test_multicast_that_is_kept_on_an_old_driver(start_worker: Start, tool: Tool) -> None:
+    """It works, and stands in the way of a suspend in every process that has it, until it is gone."""
+    team = bound_team(lambda device: start_worker(device, env=OLD | KEEP), 2)
+    for seat in team.seats:
+        error = tool.suspend(*team.pids).expect(3).json["error"]
+        assert (error["code"], error["pid"], error["facts"]["kind"]) == ("uncarried", seat.worker.pid, "multicast")
+        assert error["facts"]["object"] in error["message"] and "GPUSHARE_MULTICAST=hide" in error["message"]
+        if seat is team.seats[0]:
+            team.check(1)
+        seat.worker.multicast_unbind(seat.team, seat.device, 0, SIZE)
+        seat.worker.drop_block({"handle": seat.team, "address": seat.address, "size": SIZE})
+    tool.suspend(*team.pids).expect(0)
+    tool.resume(*team.pids).expect(0)

@@ -15,12 +15,13 @@ import pytest
 from tests.programs.client import Worker
 from tests.programs.setting import Setting
 from tests.programs.tool import Tool
-from tests.sim.conftest import MIB, running
+from tests.sim.conftest import MIB, Background, running
 from tests.sim.multicast import NEW, SIZE, Seat, Team, bound_team, make_team
 from tests.sim.shim_control import Group, Refused, ask, used_bytes
 
 Start = Callable[..., Worker]
 StartRank = Callable[[int], Worker]
+Run = Callable[..., Background]
 pytestmark = [pytest.mark.machine(driver="sim", devices=3), pytest.mark.usefixtures("own_network")]
 
 INVALID_VALUE = 1
@@ -382,3 +383,41 @@ def test_gates_stay_closed_without_all_devices(start: StartRank) -> None:
         group.all("arena", bytes=0)
         group.all("open")
     team.check(4)
+
+
+def test_a_rank_that_dies_while_suspended(start: StartRank, tool: Tool) -> None:
+    """Exit 5; the others have an object for their devices, in this cycle and the next."""
+    team = bound_team(start, 3)
+    tool.suspend(*team.pids).expect(0)
+    dead = team.seats.pop(1)
+    dead.worker.kill()
+    answer = tool.resume(*team.pids).expect(5)
+    assert answer.json["error"]["facts"]["lost"] == [dead.worker.pid]
+    running(tool)
+    team.check(1)
+    cycle(tool, team)
+    team.check(2)
+
+
+def test_a_rank_that_dies_in_a_resume(start: StartRank, tool: Tool, background: Run, machine: Setting) -> None:
+    """After the object was made for all devices, and before its own is added: made once more."""
+    team = bound_team(start, 3)
+    tool.suspend(*team.pids).expect(0)
+    dead = team.seats.pop(1)
+    machine.inject("cuMulticastAddDevice 1 kill", dead.worker.pid)
+    answer = background("resume", *team.pids).end().expect(5)
+    assert answer.json["error"]["facts"]["lost"] == [dead.worker.pid]
+    machine.inject("")
+    running(tool)
+    team.check(1)
+    cycle(tool, team)
+    team.check(2)
+
+
+def test_a_maker_that_dies_while_suspended(start: StartRank, tool: Tool) -> None:
+    """Exit 5, which names who misses something, as for memory that is lost."""
+    team = bound_team(start, 3)
+    tool.suspend(*team.pids).expect(0)
+    team.seats[0].worker.kill()
+    answer = tool.resume(*team.pids).expect(5)
+    assert set(answer.json["error"]["facts"]["lost"]) == set(team.pids), answer
