@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gpususpend import errors
+from gpususpend import errors, processes
 from gpususpend.deadline import Deadline
 from gpususpend.statedir import StateDir
 
@@ -26,7 +26,6 @@ from gpususpend.statedir import StateDir
 SOCKET_FD = 3
 STATE_DIR_FD = 4
 
-SHIM_LIBRARY = "libnvsnap_gpushare.so"
 # What makes the driver load a profiler or tracer into a process.
 INJECTION_VARIABLES = ("CUDA_INJECTION64_PATH", "CUDA_INJECTION32_PATH", "NVTX_INJECTION64_PATH")
 DATAGRAM_BYTES = 1 << 18
@@ -54,7 +53,7 @@ def helper_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return `environment` without the shim and without tools that the driver would load into a helper."""
     result = {name: value for name, value in environment.items() if name not in INJECTION_VARIABLES}
     preload = result.pop("LD_PRELOAD", "").replace(":", " ").split()
-    kept = [entry for entry in preload if os.path.basename(entry) != SHIM_LIBRARY]
+    kept = [entry for entry in preload if os.path.basename(entry) != processes.SHIM_LIBRARY]
     if kept:
         result["LD_PRELOAD"] = ":".join(kept)
     return result

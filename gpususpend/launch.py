@@ -9,10 +9,10 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from gpususpend import errors
+from gpususpend import errors, processes
 
 PACKAGE = Path(__file__).resolve().parent
-SHIM = PACKAGE / "libnvsnap_gpushare.so"
+SHIM = PACKAGE / processes.SHIM_LIBRARY
 SIMULATED = PACKAGE / "simcuda"
 
 

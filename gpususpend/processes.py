@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from gpususpend import errors
 
 CONTROL_THREAD = "nvsnap-gpushare"
+SHIM_LIBRARY = "libnvsnap_gpushare.so"
 SIMULATED_GPU_THREAD = "simcuda-gpu"
 PROC = "/proc"
 
@@ -245,10 +246,20 @@ def _plain(path: str) -> str:
 def uses_cuda(pid: int, proc: str = PROC) -> bool:
     """Tell whether a process shows signs of an initialised driver.
 
-    A process that merely reads NVML holds nvidiactl too, so this may say yes too often; it never overlooks a context.
-    PermissionError passes to the caller.
+    A process that merely reads NVML has the same nodes open, and (measured, driver 580) the driver calls it running as
+    it does one with CUDA.  A shim tells them apart, since its threads begin with CUDA; without one this may say yes too
+    often.  It never overlooks a context.  PermissionError passes to the caller.
     """
-    return bool(nvidia_nodes(pid, proc))
+    return bool(nvidia_nodes(pid, proc)) and not _has_idle_shim(pid, proc)
+
+
+def _has_idle_shim(pid: int, proc: str) -> bool:
+    try:
+        with open(f"{proc}/{pid}/maps", encoding="utf-8", errors="replace") as file:
+            loaded = any(_plain(line.rstrip("\n")).endswith(f"/{SHIM_LIBRARY}") for line in file)
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return loaded and not threads_named(pid, [CONTROL_THREAD], proc)
 
 
 class Watch:

@@ -15,6 +15,7 @@ cdef enum:
     EFD_NONBLOCK = 0o4000
     SPARE_FDS = 4
     ACCEPT_PAUSE_MS = 100
+    LISTEN_AGAIN_US = 500000
     POLL_FOREVER_MS = 0x7FFFFFFF
     LEASE_NONE = 0
     LEASE_HELD = 1
@@ -353,6 +354,9 @@ cdef void listener_main(void *unused) noexcept nogil:
     cdef uint64_t woken
     cdef int i
     capture_mode_relaxed()
+    while listening == 0:
+        sleep_us(LISTEN_AGAIN_US)
+        control_listen()
     while True:
         listener_polls[0].fd = listening - 1 if time_left(accept_after) == 0 else -1
         listener_polls[1].fd = wake_listener - 1
@@ -385,7 +389,6 @@ cdef bint control_listen() noexcept nogil:
     if fd < 0:
         return False
     if bind(fd, <sockaddr *>&address, n) != 0 or listen(fd, BACKLOG) != 0:
-        gs_log(b"the control socket cannot be opened: errno %d", errno)
         close(fd)
         return False
     wake_listener = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK) + 1
@@ -398,10 +401,15 @@ cdef bint control_listen() noexcept nogil:
     return True
 
 
-cdef void control_start() noexcept nogil:
-    """Start the control threads and their socket."""
-    if control_listen() and start_thread(worker_main, NULL):
-        start_thread(listener_main, NULL)
+cdef bint control_start() noexcept nogil:
+    """Start the control threads and their socket; False if there can be no thread.
+
+    The threads run even where the socket cannot be opened yet: a process that has loaded this library and has no thread
+    of it counts as one that does not use CUDA, whatever descriptors of the driver it has.
+    """
+    if not control_listen():
+        gs_log(b"the control socket cannot be opened, errno %d; it is tried again", errno)
+    return start_thread(listener_main, NULL) and start_thread(worker_main, NULL)
 
 
 cdef void core_fork_child() noexcept nogil:

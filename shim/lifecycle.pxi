@@ -18,15 +18,17 @@ cdef public CUresult cuInit(unsigned int Flags) noexcept nogil:
     if not gs_ready() or gs_real.cuInit == NULL:
         return gs_absent()
     rc = gs_real.cuInit(Flags)
-    if rc == CUDA_SUCCESS:
-        gs_start()
+    if rc == CUDA_SUCCESS and not gs_start():
+        return CUDA_ERROR_OUT_OF_MEMORY
     return rc
 
 
-cdef void gs_start() noexcept nogil:
-    """Start the core once."""
-    if gs_cas(&core_started, 0, 1):
-        control_start()
+cdef bint gs_start() noexcept nogil:
+    """Start the core once; False if it cannot be, and the next cuInit tries again."""
+    if gs_cas(&core_started, 0, 1) and not control_start():
+        gs_store(&core_started, 0)
+        return False
+    return True
 
 
 cdef void watch_forks() noexcept nogil:

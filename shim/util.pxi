@@ -103,9 +103,9 @@ cdef ThreadStart thread_start
 cdef void *thread_main(void *unused) noexcept nogil:
     """Begin a thread of ours: take the name that the freezer spares, pass the gates, run."""
     cdef ThreadStart start = thread_start
+    prctl(PR_SET_NAME, b"nvsnap-gpushare")
     gs_store(&thread_start.taken, 1)
     gs_futex_wake(&thread_start.taken, 1)
-    prctl(PR_SET_NAME, b"nvsnap-gpushare")
     gs_self.bypass = 1
     start.function(start.argument)
     return NULL

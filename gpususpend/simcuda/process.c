@@ -93,14 +93,41 @@ static int outer_tid(int pid, int tid) {
     return found;
 }
 
+/* NVML alone has the node of a GPU open, too. Nothing else here opens it: a test does, to be such a process. */
+static bool reads_nvml(int pid) {
+    char path[700], target[700], wanted[600];
+    bool found = false;
+    snprintf(wanted, sizeof wanted, "%s/nvidia0", state_folder());
+    snprintf(path, sizeof path, "/proc/%d/fd", pid);
+    DIR *fds = opendir(path);
+    for (struct dirent *entry; fds && !found && (entry = readdir(fds));) {
+        snprintf(path, sizeof path, "/proc/%d/fd/%s", pid, entry->d_name);
+        ssize_t length = readlink(path, target, sizeof target - 1);
+        target[length < 0 ? 0 : length] = 0;
+        found = !strcmp(target, wanted);
+    }
+    if (fds)
+        closedir(fds);
+    return found;
+}
+
+/* Measured: a process that only reads NVML is said to be running, by its first thread. */
+static CUresult ask_about(int pid, const struct request *request, int *out, int of_nvml) {
+    CUresult result = out ? ask(pid, request, -1, out) : CUDA_ERROR_INVALID_VALUE;
+    if (result != CUDA_ERROR_NOT_INITIALIZED || !reads_nvml(pid))
+        return result;
+    *out = of_nvml;
+    return CUDA_SUCCESS;
+}
+
 /* Measured: needs no cuInit of the caller. */
 API(CALL_ANY, cuCheckpointProcessGetState, (int pid, CUprocessState *out), (pid, out)) {
-    return out ? ask(pid, &(struct request){.verb = VERB_STATE}, -1, out) : CUDA_ERROR_INVALID_VALUE;
+    return ask_about(pid, &(struct request){.verb = VERB_STATE}, (int *)out, CU_PROCESS_STATE_RUNNING);
 }
 
 API(CALL_UNLOCKED, cuCheckpointProcessGetRestoreThreadId, (int pid, int *out), (pid, out)) {
     int tid = 0;
-    CUresult result = out ? ask(pid, &(struct request){.verb = VERB_THREAD}, -1, &tid) : CUDA_ERROR_INVALID_VALUE;
+    CUresult result = out ? ask_about(pid, &(struct request){.verb = VERB_THREAD}, &tid, pid) : CUDA_ERROR_INVALID_VALUE;
     if (result == CUDA_SUCCESS)
         *out = outer_tid(pid, tid);
     return result;

@@ -281,6 +281,71 @@ def test_unshimmed_process(start_worker: Start, tool: Tool) -> None:
     bare.check()
 
 
+NVML = "import os, time; node = open(os.environ['NODE'], 'w'); print(os.getpid(), flush=True); time.sleep(600)"
+
+
+@contextlib.contextmanager
+def nvml_reader(machine: Setting, *, with_shim: bool) -> Iterator[int]:
+    """A process that has a node of the driver open as NVML does, and never calls CUDA."""
+    env = machine.environ(with_shim=with_shim) | {"NODE": f"{machine.state}/nvidia0"}
+    with subprocess.Popen([sys.executable, "-c", NVML], env=env, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout is not None
+            yield int(child.stdout.readline())
+        finally:
+            child.kill()
+
+
+def test_process_that_reads_nvml_under_the_shim(start_worker: Start, tool: Tool, machine: Setting) -> None:
+    """The driver calls it running, as a process with CUDA; its shim has not begun, so it is only stopped and continued.
+
+    The front ends of inference servers are such processes.
+    """
+    worker = start_worker(0)
+    block = worker.alloc(MIB)
+    worker.fill(block, MIB, 1)
+    with nvml_reader(machine, with_shim=True) as reader:
+        for _ in range(2):
+            answer = tool.suspend(worker.pid, reader).expect(0)
+            kinds = {rank["pid"]: rank["kind"] for rank in answer.json["groups"][0]["ranks"]}
+            assert kinds == {worker.pid: "shimmed", reader: "plain"}
+            tool.resume(worker.pid, reader).expect(0)
+            worker.check()
+
+
+def test_process_that_reads_nvml_without_the_shim(start_worker: Start, tool: Tool, machine: Setting) -> None:
+    """Nothing tells it from a process that uses CUDA."""
+    worker = start_worker(0)
+    with nvml_reader(machine, with_shim=False) as reader:
+        refused(tool.suspend(worker.pid, reader), "no-shim", reader)
+    untouched(tool, worker)
+
+
+def test_name_that_is_free_again(start_worker: Start, tool: Tool, tmp_path: Path) -> None:
+    """A process whose socket had no name when CUDA began is refused, not overlooked, and is there a little later."""
+    code = (
+        "import os, socket, sys; from cuda.bindings import driver; taken = socket.socket(socket.AF_UNIX, 5); "
+        "taken.bind(f'\\0nvsnap-gpushare.{os.getpid()}'); assert int(driver.cuInit(0)[0]) == 0; "
+        "print(os.getpid(), flush=True); sys.stdin.readline(); taken.close(); sys.stdin.readline()"
+    )
+    env = tool.setting.environ(with_shim=True)
+    with subprocess.Popen([sys.executable, "-c", code], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          text=True) as child:
+        try:
+            assert child.stdin is not None and child.stdout is not None
+            pid = int(child.stdout.readline())
+            refused(tool.suspend(pid), "no-shim", pid)
+            child.stdin.write("\n")
+            child.stdin.flush()
+            until = time.monotonic() + 10
+            while tool.suspend(pid).exit_code != 0:
+                assert time.monotonic() < until
+                time.sleep(0.2)
+            tool.resume(pid).expect(0)
+        finally:
+            child.kill()
+
+
 def test_unshimmed_process_that_may_share(start_worker: Start, tool: Tool) -> None:
     """Allowed only where nobody can map its memory."""
     first, second = start_worker(0, shim=False), start_worker(0, shim=False)
