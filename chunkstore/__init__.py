@@ -12,6 +12,8 @@ repair. Must not know CUDA, processes or the shim; usable on its own:
         for chunk in allocation.chunks:
             store.get(chunk, memory)
 
+A path may be the URL of an object store, such as s3://bucket/prefix: `objects` has what differs there.
+
 What is done less often stands in modules: `gc.collect`, `cache.collect`, `fsck.check` and `check_checkpoint`,
 `transfer.prefetch` and `copy_checkpoint`, `save.remove`, `roots.forget` and `adopt`, `report`. Errors are in `errors`,
 in four kinds. `System` (module `system`) and `Files` are passed in where a caller wants notices or other system calls.

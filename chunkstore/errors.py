@@ -115,10 +115,20 @@ class NoRoom(Refused):
 
 
 class NoLocks(Refused):
-    """The filesystem keeps no locks, so that a collector could not tell what is in use."""
+    """There are no locks, so that a collector could not tell what is in use."""
 
     code = "no-locks"
-    template = "{path}: its filesystem has no file locks ({detail}); collect on the machine that holds the disk"
+    template = (
+        "{path}: nothing can be collected without file locks ({detail}); "
+        "collect on the machine that holds the disk, if there is one"
+    )
+
+
+class NoClient(Refused):
+    """The package that speaks to object stores is not installed."""
+
+    code = "no-client"
+    template = "{path}: object stores need the package obstore; pip install 'gpushare[object-store]'"
 
 
 class Incompatible(Refused):

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from chunkstore import errors, format
+from chunkstore import errors, format, objects
 from chunkstore.cache import Cache
 from chunkstore.chunks import Entry, State, check_content, chunk_of
 from chunkstore.format import CHUNK_SIZE_BYTES, Chunk, FormatError, StoreFacts
@@ -283,6 +283,8 @@ def _as_bytes(view: memoryview) -> memoryview:
 
 
 def _place(path: str | os.PathLike[str], files: Files) -> Place:
+    if objects.is_url(os.fspath(path)):
+        return objects.Bucket(os.fspath(path))
     return Directory(os.path.abspath(path), files)
 
 
