@@ -27,7 +27,8 @@ from gpususpend.tools import Tools
 # What to do about each kind that is not carried, as the shims name them.
 WAYS_OUT = {
     "multicast": "start it with GPUSHARE_MULTICAST=hide, or with NCCL_NVLS_ENABLE=0",
-    "fabric": "start it without GPUSHARE_FABRIC, or with NCCL_MNNVL_ENABLE=0: it then shares by file descriptor",
+    "fabric": "it is of another node, or of a process without the shim: start it without GPUSHARE_FABRIC, or with "
+    "NCCL_MNNVL_ENABLE=0, so that it shares by file descriptor on this node",
     "exported-pool": "share memory made by cuMemCreate instead of a memory pool",
     "ipc-event": "close the interprocess events first",
     "external-memory": "close the imported graphics memory first",

@@ -55,6 +55,18 @@ cdef bint mapped_answer(CUpointer_attribute attribute, uint64_t va, void *data) 
     return m != NULL
 
 
+cdef void hide_descriptor(CUpointer_attribute attribute, uint64_t va, void *data) noexcept nogil:
+    """Take out of the driver's answer that memory for fabric handles can be exported as a descriptor, too."""
+    cdef Mapping *m
+    if attribute != CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
+        return
+    gs_lock(&tables_mutex)
+    m = mapping_at(va)
+    if m != NULL and is_for_fabric_alone(m.object):
+        (<int *>data)[0] &= ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    gs_unlock(&tables_mutex)
+
+
 cdef bint allocation_copy(uint64_t va, Allocation *out) noexcept nogil:
     """Copy the allocation that contains an address; False if there is none."""
     cdef Allocation *a
@@ -80,6 +92,8 @@ cdef public CUresult cuPointerGetAttribute(void *data, CUpointer_attribute attri
     gs_enter(GS_MEMORY, NULL, GS_NO_STREAM)
     rc = gs_real.cuPointerGetAttribute(data, attribute, ptr)
     gs_leave(GS_MEMORY)
+    if rc == 0 and data != NULL:
+        hide_descriptor(attribute, ptr, data)
     return rc
 
 
@@ -105,6 +119,7 @@ cdef public CUresult cuPointerGetAttributes(unsigned int numAttributes, CUpointe
             native_answer(&a, attributes[i], ptr, data[i])
         else:
             mapped_answer(attributes[i], ptr, data[i])
+            hide_descriptor(attributes[i], ptr, data[i])
     return rc
 
 

@@ -485,5 +485,6 @@ cdef void for_each_table_forget() noexcept nogil:
     table_forget(&uncarried)
     table_forget(&binds)
     table_forget(&joins)
+    table_forget(&names)
     table_forget(&pieces)
     table_forget(&sealed)

@@ -6,7 +6,7 @@
 #   wire         the text of the protocol, calling a peer
 #   captures     graphs that are being recorded
 #   contexts     contexts and devices
-#   handles, exports, imports, allocations, peers, ipc, hostmem, attributes, hiding, managed, counted, teams,
+#   handles, exports, imports, allocations, peers, ipc, fabric, hostmem, attributes, hiding, managed, counted, teams,
 #   multicast
 #                the hooks
 #   staging      copies to and from the arena
@@ -29,6 +29,7 @@ include "imports.pxi"
 include "allocations.pxi"
 include "peers.pxi"
 include "ipc.pxi"
+include "fabric.pxi"
 include "hostmem.pxi"
 include "attributes.pxi"
 include "hiding.pxi"

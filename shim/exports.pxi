@@ -181,12 +181,14 @@ cdef CUresult export_fd(Object *o, int *fd) noexcept nogil:
 
 cdef CUresult export_object(void *out, Object *o, int type, uint64_t flags) noexcept nogil:
     """Export for the application and remember the open file."""
-    cdef CUresult rc = gs_real.cuMemExportToShareableHandle(out, o.real, type, flags)
-    if rc != 0:
+    cdef CUresult rc
+    if type == CU_MEM_HANDLE_TYPE_FABRIC:
+        return export_fabric(out, o, flags)
+    if is_for_fabric_alone(o):
+        return CUDA_ERROR_INVALID_VALUE
+    rc = gs_real.cuMemExportToShareableHandle(out, o.real, type, flags)
+    if rc != 0 or type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR:
         return rc
-    if type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR:
-        o.kind = KIND_FABRIC
-        return 0
     fcntl((<int *>out)[0], F_SETOWN, getpid())
     if not fdref_new(o, (<int *>out)[0], False):
         close((<int *>out)[0])

@@ -12,19 +12,25 @@ cdef uint8_t kind_of(const CUmemAllocationProp *prop) noexcept nogil:
     """Return what an allocation is counted as: CARRIED, or the kind that a suspend refuses."""
     if prop.type == CU_MEM_ALLOCATION_TYPE_MANAGED:
         return KIND_MANAGED
-    if prop.requestedHandleTypes & CU_MEM_HANDLE_TYPE_FABRIC:
-        return KIND_FABRIC
     return KIND_CARRIED
+
+
+cdef void add_descriptor(CUmemAllocationProp *prop) noexcept nogil:
+    """Have memory for fabric handles exportable as a descriptor, too, by which it is carried."""
+    if prop.requestedHandleTypes & CU_MEM_HANDLE_TYPE_FABRIC:
+        prop.requestedHandleTypes |= CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
 
 cdef CUresult create_object(Object **out, size_t size, const CUmemAllocationProp *prop, uint64_t flags) noexcept nogil:
     """Create memory; on success `*out` is pinned and has no reference of the application yet."""
     cdef Object *o = object_new(ORIGIN_CREATED)
     cdef CUmemGenericAllocationHandle real = 0
+    cdef CUmemAllocationProp props = prop[0]
     cdef CUresult rc
     if o == NULL:
         return CUDA_ERROR_OUT_OF_MEMORY
-    rc = gs_real.cuMemCreate(&real, size, prop, flags)
+    add_descriptor(&props)
+    rc = gs_real.cuMemCreate(&real, size, &props, flags)
     if rc != 0:
         object_unpin(o)
         return rc
@@ -325,8 +331,8 @@ cdef public CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp 
         o = object_pin(handle)
         if o != NULL:
             rc = gs_real.cuMemGetAllocationPropertiesFromHandle(prop, o.real)
-            if rc == 0 and o.origin == ORIGIN_ADOPTED:
-                # Made by us to be exported; to the application it is the import that it was.
+            if rc == 0 and (o.origin == ORIGIN_ADOPTED or is_for_fabric_alone(o)):
+                # Made by us to be exported; to the application it is what it was.
                 prop.requestedHandleTypes = o.props.requestedHandleTypes
             object_unpin(o)
     else:

@@ -148,6 +148,8 @@ cdef public CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle
         rc = CUDA_ERROR_NOT_PERMITTED
     elif shHandleType == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR:
         rc = import_for_application(&o, osHandle)
+    elif shHandleType == CU_MEM_HANDLE_TYPE_FABRIC:
+        rc = import_fabric(&o, osHandle)
     else:
         rc = import_foreign(&o, osHandle, shHandleType)
     if rc == 0 and o != NULL:
@@ -276,6 +278,7 @@ ctypedef struct Fetched:
     bint not_ready          # the owner has said that the memory is away
     uint32_t epoch
     uint64_t size
+    CUmulticastObjectProp team
 
 
 cdef CUresult fetch_export(int pid, uint64_t nonce, uint64_t id, int purpose, Fetched *f,
@@ -317,6 +320,7 @@ cdef CUresult fetch_from_peer(int pid, const char *request, char *reply, Fetched
     if reply_ok(reply) and f.fd >= 0:
         f.epoch = <uint32_t>wire_number(reply, b"epoch", 0)
         f.size = wire_number(reply, b"bytes", 0)
+        team_read(reply, &f.team)
         return 0
     if f.fd >= 0:
         close(f.fd)
@@ -337,6 +341,7 @@ cdef CUresult export_by_key(uint64_t nonce, uint64_t id, bint remember, Fetched 
         return CUDA_ERROR_NOT_FOUND
     f.epoch = o.epoch
     f.size = o.size
+    f.team = o.team
     if o.real != 0 and not (o.cls == CLASS_HOST and o.content_lost):
         rc = export_fd(o, &f.fd)
     if rc == 0 and remember:

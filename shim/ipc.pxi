@@ -121,14 +121,12 @@ cdef CUresult fetch_to_open(const IpcHandle *h, Fetched *f) noexcept nogil:
 cdef CUresult import_key(Object **out, const IpcHandle *h) noexcept nogil:
     """Import the memory that a handle names; `*out` is pinned."""
     cdef Fetched f
-    cdef CUmulticastObjectProp no_team
     cdef CUresult rc = fetch_to_open(h, &f)
     if rc != 0:
         return rc
     rc = import_object(out, f.fd)
     if rc == 0:
-        memset(&no_team, 0, sizeof(no_team))
-        import_known(out[0], h.object_nonce, h.object_id, h.pid, f.epoch, f.size, &no_team)
+        import_known(out[0], h.object_nonce, h.object_id, h.pid, f.epoch, f.size, &f.team)
         if not fdref_new(out[0], f.fd, True):
             object_unpin(out[0])
             rc = CUDA_ERROR_OUT_OF_MEMORY

@@ -24,6 +24,14 @@ cdef Table binds
 
 # ---- making and joining ----
 
+cdef CUresult make_multicast(CUmemGenericAllocationHandle *real, const CUmulticastObjectProp *wanted) noexcept nogil:
+    """Have the driver make an object; one for fabric handles can be exported as a descriptor, too."""
+    cdef CUmulticastObjectProp prop = wanted[0]
+    if prop.handleTypes & CU_MEM_HANDLE_TYPE_FABRIC:
+        prop.handleTypes |= CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    return gs_real.cuMulticastCreate(real, &prop)
+
+
 cdef CUresult create_multicast(CUmemGenericAllocationHandle *handle, const CUmulticastObjectProp *prop) noexcept nogil:
     """Create a multicast object whose handle is virtual."""
     cdef Object *o = object_new(ORIGIN_CREATED)
@@ -31,7 +39,7 @@ cdef CUresult create_multicast(CUmemGenericAllocationHandle *handle, const CUmul
     cdef CUresult rc
     if o == NULL:
         return CUDA_ERROR_OUT_OF_MEMORY
-    rc = gs_real.cuMulticastCreate(&real, prop)
+    rc = make_multicast(&real, prop)
     if rc != 0:
         object_unpin(o)
         return rc
@@ -40,8 +48,6 @@ cdef CUresult create_multicast(CUmemGenericAllocationHandle *handle, const CUmul
     o.team = prop[0]
     o.cls = CLASS_MULTICAST
     o.kind = multicast_kind()
-    if prop.handleTypes & CU_MEM_HANDLE_TYPE_FABRIC:
-        o.kind = KIND_FABRIC
     handle[0] = handle_of(o)
     give_reference(o)
     return 0
@@ -400,7 +406,7 @@ cdef bint team_create(Object *o, Failure *f) noexcept nogil:
     cdef CUmemGenericAllocationHandle real = 0
     cdef CUresult rc
     joins_renew(o)
-    rc = gs_real.cuMulticastCreate(&real, &o.team)
+    rc = make_multicast(&real, &o.team)
     if rc != 0:
         return fail_cuda(f, b"cuMulticastCreate", rc, o, 0)
     o.epoch += 1

@@ -10,7 +10,7 @@ cdef enum:
     ORIGIN_ADOPTED = 3      # imported, owned here since its exporter is gone
     CLASS_DEVICE = 1
     CLASS_HOST = 2          # HOST, HOST_NUMA and HOST_NUMA_CURRENT: CPU threads use it without asking
-    CLASS_OTHER = 3         # a kind that is not carried (fabric)
+    CLASS_OTHER = 3         # imported by a handle that nobody here knows
     CLASS_UNUSED = 4        # of somebody else and not imported: only descriptors of it are here (received.pxi)
     CLASS_MULTICAST = 5     # no memory of its own: what is bound to it (multicast.pxi)
     OWNER_KNOWN = 1
@@ -227,6 +227,7 @@ cdef void object_forget(Object *o) noexcept nogil:
     fdrefs_drop(o, False)
     pieces_forget(o)
     team_forget(o)
+    name_forget(o)
     if o.memfd >= 0:
         close(o.memfd)
     gs_lock(&tables_mutex)

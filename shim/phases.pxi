@@ -101,6 +101,7 @@ cdef bint object_create(Object *o, Failure *f) noexcept nogil:
     if o.origin == ORIGIN_ADOPTED:
         # What was imported says that it cannot be exported; ours has to be.
         props.requestedHandleTypes |= CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    add_descriptor(&props)
     rc = gs_real.cuMemCreate(&real, o.size, &props, o.flags)
     if rc != 0:
         return fail_cuda(f, b"cuMemCreate", rc, o, 0)

@@ -134,6 +134,7 @@ cdef extern from "platform.h" nogil:
     int memcmp(const void *a, const void *b, size_t size)
     size_t strlen(const char *text)
     int strncmp(const char *a, const char *b, size_t size)
+    void *memchr(const void *p, int byte, size_t n)
     const char *strstr(const char *text, const char *part)
     const char *strrchr(const char *text, int c)
     char *getenv(const char *name)

@@ -212,7 +212,7 @@ cdef void verb_status(Reply *r) noexcept nogil:
     while next_object_copy(&cursor, &o):
         imports += 0 if is_owned(&o) or o.cls == CLASS_UNUSED else 1
         carried += o.size if is_owned(&o) and o.kind == KIND_CARRIED and o.cls != CLASS_MULTICAST else 0
-    exports = count_exports()
+    exports = count_exports() + names_made()
     if gs_load(&lease) == LEASE_HELD:
         lease_word = b"held"
     elif gs_load(&lease) == LEASE_LOST:
@@ -449,10 +449,13 @@ cdef void verb_peer(Request *q, Reply *r) noexcept nogil:
 
 
 cdef void verb_whose(Request *q, Reply *r) noexcept nogil:
-    """Say which object a descriptor stands for."""
+    """Say which object a descriptor, or a fabric handle, stands for."""
+    cdef char[FABRIC_BYTES] bytes
     cdef Object *o = NULL
     if q.fd >= 0:
         o = object_pin_fd(q.fd, NULL)
+    elif wire_octets(q.text, b"fabric", bytes, FABRIC_BYTES):
+        o = name_pin(bytes)
     if o != NULL and o.owner != OWNER_UNKNOWN:
         out_key(&r.text, b"key", o.key_nonce, o.key_id)
         out_number(&r.text, b"bytes", o.size)
@@ -487,6 +490,7 @@ cdef void verb_export(Request *q, uint64_t nonce, uint64_t id, Reply *r) noexcep
         r.fd = f.fd
         out_number(&r.text, b"epoch", f.epoch)
         out_number(&r.text, b"bytes", f.size)
+        team_write(&r.text, &f.team)
     elif rc == CUDA_ERROR_NOT_FOUND:
         reply_error(r, b"gone")
     elif rc == CUDA_ERROR_NOT_READY:

@@ -95,6 +95,17 @@ cdef void out_uuid(Out *o, const char *name, const char *bytes) noexcept nogil:
         out_digits(o, byte & 15, 16)
 
 
+cdef void out_octets(Out *o, const char *name, const char *bytes, size_t n) noexcept nogil:
+    """Append a pair with bytes, two hexadecimal digits each."""
+    cdef unsigned char byte
+    cdef size_t i
+    out_name(o, name)
+    for i in range(n):
+        byte = <unsigned char>bytes[i]
+        out_digits(o, byte >> 4, 16)
+        out_digits(o, byte & 15, 16)
+
+
 # ---- reading ----
 
 cdef const char *wire_value(const char *text, const char *name) noexcept nogil:
@@ -169,6 +180,23 @@ cdef bint wire_key(const char *text, const char *name, uint64_t *nonce, uint64_t
         return False
     at = read_digits(at + 1, 16, id)
     return at != NULL and (at[0] == 0 or at[0] == c' ')
+
+
+cdef bint wire_octets(const char *text, const char *name, char *bytes, size_t n) noexcept nogil:
+    """Read so many bytes; False if they are absent or malformed."""
+    cdef const char *at = wire_value(text, name)
+    cdef int high, low
+    cdef size_t i
+    if at == NULL:
+        return False
+    for i in range(n):
+        high = digit_of(at[0])
+        low = digit_of(at[1]) if high >= 0 else -1
+        if low < 0:
+            return False
+        bytes[i] = <char>(high << 4 | low)
+        at += 2
+    return at[0] == 0 or at[0] == c' '
 
 
 cdef bint wire_is(const char *text, const char *name, const char *word) noexcept nogil:

@@ -344,6 +344,7 @@ def test_b20_every_call_fails_once(start_worker: Start, machine: Setting, tmp_pa
             words = [line.split() for line in lines]
         counts = collections.Counter(parts[0] for parts in words if len(parts) == 3 and int(parts[2]) == victim.pid)
         group.resume()
+        assert ("cuMulticastUnbind" in counts) == (verb == "release"), "in a stop it would be late"
         survived = []
         for name, nth in [(one, nth) for one in sorted(counts) for nth in range(1, counts[one] + 1)]:
             team.hold(nth)
@@ -364,7 +365,9 @@ def test_b20_every_call_fails_once(start_worker: Start, machine: Setting, tmp_pa
 
 def test_gates_stay_closed_without_all_devices(start: StartRank) -> None:
     """Bind before all have been added again is refused and can be repeated; nobody waits in the driver."""
-    team = bound_team(start, 2)
+    team = make_team([start(0), start(1)], [0, 1])
+    for seat in team.seats:
+        seat.bind()
     with Group(seat.worker for seat in team.seats) as group:
         group.suspend()
         group.all("load")
@@ -378,10 +381,15 @@ def test_gates_stay_closed_without_all_devices(start: StartRank) -> None:
         assert refused.value.code == "phase"
         ask(second, "remap")
         group.unseal()
+        with pytest.raises(Refused) as refused:
+            ask(first, "open")
+        assert refused.value.code == "phase"
         group.all("bind")
         group.all("check")
         group.all("arena", bytes=0)
         group.all("open")
+    for seat in team.seats:
+        seat.map()
     team.check(4)
 
 

@@ -92,7 +92,8 @@ def sparse_array(worker: Worker, bare: Worker) -> int:
 KINDS = {
     "multicast": Kind(lambda one, bare: one.multicast_create(2 * MIB, 2), lambda one, made: one.mem_release(made),
                       {"GPUSHARE_MULTICAST": "keep"}),
-    "fabric": Kind(lambda one, bare: one.mem_create(2 * MIB, "device", 0, 8), lambda one, made: one.mem_release(made),
+    "fabric": Kind(lambda one, bare: one.fabric_import(bare.fabric_export(bare.mem_create(2 * MIB, "device", 0, 8))),
+                   lambda one, made: one.mem_release(made),
                    {"SIMCUDA_FABRIC": "1", "GPUSHARE_FABRIC": "keep"}),
     "exported-pool": Kind(pool, lambda one, made: one.pool_destroy(made)),
     "ipc-event": Kind(event, lambda one, made: one.event_destroy(made)),
@@ -151,7 +152,7 @@ def refused_while_it_lives(start_worker: Start, tool: Tool, name: str, kind: Kin
     block = pair.first.alloc(3 * MIB)
     pair.first.fill(block, 3 * MIB, 3)
     pair.second.expect(pair.second.ipc_open(pair.first.ipc_get(block)), 3 * MIB, [3])
-    bare = start_worker(0, shim=False)
+    bare = start_worker(0, shim=False, env=kind.env)
     made = kind.make(pair.first, bare)
     answer = tool.suspend(*pair.pids).expect(3)
     error = answer.json["error"]
