@@ -9,7 +9,7 @@ from gpususpend.cli import storing
 
 @click.command("cache-gc", short_help="Make a cache smaller.")
 @storing.path_argument("cache_path", "CACHE")
-@click.argument("size", type=storing.Size(), metavar="SIZE")
+@click.argument("size", type=storing.size, metavar="SIZE")
 @storing.dry_run_option
 @storing.store_options
 def command(cache_path: str, size: int, dry_run: bool, common: storing.Common) -> None:

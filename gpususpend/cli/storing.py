@@ -33,40 +33,23 @@ _UNITS |= {f"{letter}ib": 1 << 10 * power for power, letter in enumerate("kmgt",
 _UNITS |= {f"{letter}b": 1000**power for power, letter in enumerate("kmgt", 1)}
 
 
-class Size(click.ParamType[int]):
-    """A number of bytes such as 200GiB, 1.5TB or 200, which are GiB; with `suffix`, a rate may end in it."""
+def size(text: str, suffix: str = "") -> int:
+    """Return the bytes of a text such as 200GiB, 1.5TB or 200, which are GiB; it may end in `suffix`.
 
-    name = "size"
-
-    def __init__(self, suffix: str = "") -> None:
-        self._suffix = suffix
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the bytes, or refuse the argument."""
-        if isinstance(value, int):
-            return value
-        text = str(value).strip().lower().removesuffix(self._suffix)
-        found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?) ?([a-z]*)", text, re.ASCII)
-        if found is None or found[2] not in _UNITS:
-            example = f"200GiB{self._suffix} or 500MB{self._suffix}"
-            self.fail(f"'{value}' is no {self.name}; write {example}, or a number of GiB", param, ctx)
-        return int(float(found[1]) * _UNITS[found[2]])
+    Raises BadParameter for any other text.
+    """
+    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?) ?([a-z]*)", text.strip().lower().removesuffix(suffix), re.ASCII)
+    if found is None or found[2] not in _UNITS:
+        raise click.BadParameter(f"'{text}': write 200GiB{suffix} or 500MB{suffix}, or a number of GiB")
+    return int(float(found[1]) * _UNITS[found[2]])
 
 
-class Rate(Size):
-    """A number of bytes a second, above zero."""
-
-    name = "rate"
-
-    def __init__(self) -> None:
-        super().__init__("/s")
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the rate, or refuse the argument."""
-        rate = super().convert(value, param, ctx)
-        if rate == 0:
-            self.fail("at that rate it never ends", param, ctx)
-        return rate
+def rate(text: str) -> int:
+    """Return the bytes a second of a text such as 500MiB/s; raises BadParameter also for none at all."""
+    bytes_a_second = size(text, "/s")
+    if bytes_a_second == 0:
+        raise click.BadParameter(f"'{text}': at that rate it never ends")
+    return bytes_a_second
 
 
 def path_argument(name: str, metavar: str) -> Callable[[F], F]:
@@ -82,7 +65,7 @@ threads_option = click.option(
     help="Chunks that are worked on at a time; each takes a chunk's size of memory.",
 )  # fmt: skip
 limit_option = click.option(
-    "--limit", type=Rate(), metavar="RATE", help="Stay below this rate, such as 500MiB/s.  [default: none]"
+    "--limit", type=rate, metavar="RATE", help="Stay below this rate, such as 500MiB/s.  [default: none]"
 )
 
 

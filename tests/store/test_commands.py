@@ -21,7 +21,7 @@ from chunkstore.transfer import THREADS, prefetch
 from gpususpend import defaults, errors, storage
 from gpususpend.cli import group
 from gpususpend.cli.store import COMMANDS
-from gpususpend.cli.storing import Rate, Size
+from gpususpend.cli.storing import rate, size
 from tests.programs.setting import ROOT
 from tests.programs.tool import Answer
 from tests.store.test_cache import lying
@@ -174,25 +174,25 @@ class TestCacheGc:
 
 
 @pytest.mark.parametrize(
-    ("text", "size"),
+    ("text", "count"),
     [("200GiB", 200 << 30), ("200", 200 << 30), ("0", 0), ("1.5TiB", 3 << 39), ("500MB", 500 * 10**6), ("7 kib", 7168),
      ("10b", 10), ("0.5", 1 << 29), ("1TB", 10**12)],
 )  # fmt: skip
-def test_sizes(text: str, size: int) -> None:
-    assert Size().convert(text, None, None) == size
-    assert Rate().convert(f"{text or 1}/s", None, None) == size if size else True
+def test_sizes(text: str, count: int) -> None:
+    assert size(text) == count
+    assert not count or rate(f"{text}/s") == rate(text) == count
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1", "1e3", "nan", "inf", "200G", "2GiBs", "1..5", "0x10", "1/s", "٣"])
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(click.BadParameter, match="write 200GiB or 500MB"):
-        Size().convert(text, None, None)
+        size(text)
 
 
 @pytest.mark.parametrize("text", ["0", "0MiB/s", "1/h", "fast"])
 def test_what_is_no_rate(text: str) -> None:
     with pytest.raises(click.BadParameter):
-        Rate().convert(text, None, None)
+        rate(text)
 
 
 class TestLists:
