@@ -56,7 +56,10 @@ def variables(url: str) -> dict[str, str]:
 
 
 class Unreliable:
-    """A way to a server: the first `refused` connections get 503, the `cut` ones after them end after some bytes."""
+    """A way to a server: the first `refused` connections get 503, the `cut` ones after them end after some bytes.
+
+    With `together` set, a connection is passed on when that many are there, and closed if they do not come.
+    """
 
     def __init__(self, url: str, refused: int = 0, cut: int = 0) -> None:
         self._target = (url.split("//")[1].split(":")[0], int(url.rsplit(":", 1)[1]))
@@ -65,6 +68,7 @@ class Unreliable:
         self._listener.settimeout(0.1)
         self._threads: list[threading.Thread] = []
         self._over = threading.Event()
+        self.together: threading.Barrier | None = None
         self.connections = 0
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
 
@@ -98,6 +102,11 @@ class Unreliable:
                 client.recv(65536)
                 client.sendall(b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
                 return
+            if self.together is not None:
+                try:
+                    self.together.wait(10)
+                except threading.BrokenBarrierError:
+                    return
             with socket.create_connection(self._target) as server:
                 self._start(self._pass_on, client, server, None)
                 self._pass_on(server, client, 20_000 if number <= self._refused + self._cut else None)

@@ -118,6 +118,18 @@ def test_b26_fr58_refused_direct_io_is_given_up_once_for_the_filesystem(store: S
     assert [line.count("refuses direct I/O") for line in told] == [1]
 
 
+@pytest.mark.parametrize("call", ["write", "read"])
+def test_short_transfer_is_no_refusal_of_direct_io(disk_path: Path, call: str) -> None:
+    """What is left of that file goes through the page cache, since no block begins there; other files do not."""
+    store = Store.create(disk_path / "store", chunk_size_bytes=SIZE)
+    chunk = store.put(memory(content(1))).chunk
+    told: list[str] = []
+    later = with_behaviour(store, call, "or", told)
+    later.get(chunk, memory(SIZE))
+    assert chunk_file(store, later.put(memory(content(2))).chunk).read_bytes() == content(2)
+    assert not told
+
+
 def test_direct_io_is_used_with_aligned_addresses_lengths_and_offsets(disk_path: Path) -> None:
     calls: list[tuple[str, int, int, int]] = []
 
