@@ -21,6 +21,7 @@ from gpususpend.journal import Depth, Kind, Member, Stage
 from gpususpend.preflight import check_descriptors, read_plan
 from gpususpend.resume import (
     RESTLESS,
+    SEAL_PAUSE_S,
     as_cause,
     bring_back_survivors,
     in_a_stop,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 PENDING_GRACE_S = 5.0
 # How long a workload that is not to be suspended any more may be held up for the sake of the memory of its arenas.
 ARENA_CUT_S = 5.0
+ANSWER_S = 1.0
 
 
 def suspend(session: Session) -> None:
@@ -103,10 +105,20 @@ def leave(session: Session, usage_before: dict[str, GpuUsage]) -> None:
 
 
 def stop_everything(session: Session) -> None:
-    """Stop all threads of the group, and what has appeared below its trees: what stands still makes no children."""
+    """Stop all threads of the group, and what has appeared below its trees: what stands still makes no children.
+
+    A thread may be stopped with a lock in its hands without which its shim answers nobody: in the middle of a fork, for
+    one.  Then all have to run on, and are stopped again a little later.
+    """
     deadline = Deadline(session.limits.threads_s)
     while True:
         session.holder.stop(session.targets(everybody=True), deadline)
+        answers = phases.parallel(session.group.ranks, lambda rank: rank.status(deadline.within(ANSWER_S)))
+        if any(isinstance(slot.error, errors.DeadlinePassed) for slot in answers) and not deadline.passed():
+            session.holder.go(deadline)
+            deadline.sleep(SEAL_PAUSE_S)
+            continue
+        phases.results("freeze", answers)
         appeared = newcomers(session)
         if not appeared:
             return

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.preload import stub
+from tests.preload.inside import build_inside
 
 SHIM_VARIABLES = (
     "LD_PRELOAD", "LD_BIND_NOW", "GPUSHARE_LOG", "GPUSHARE_MULTICAST", "GPUSHARE_FABRIC", "NVSNAP_GPUSHARE_FABRIC"
@@ -44,6 +45,12 @@ def stub_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def old_stub_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a stub driver of CUDA 11.3: nothing newer is in it."""
     return stub.build(tmp_path_factory.mktemp("old-stub"), newest=11030).parent
+
+
+@pytest.fixture(scope="session")
+def inside(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shim with a way in."""
+    return build_inside(tmp_path_factory.mktemp("inside"))
 
 
 @pytest.fixture

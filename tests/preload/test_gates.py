@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from shim.hooks import HOOKS
-from tests.preload.inside import build_inside
 from tests.preload.stub import ROOT
 
 Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
@@ -57,12 +56,6 @@ def join(threads):
 
 assert cuda.cuInit(0) == 0
 """
-
-
-@pytest.fixture(scope="module")
-def inside(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The shim with a way in."""
-    return build_inside(tmp_path_factory.mktemp("inside"))
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import mmap
+import os
 import random
 import threading
 import time
@@ -20,6 +21,7 @@ from tests.programs import calls, content
 
 Launch = Callable[..., calls.Result]
 BLOCK_WORDS = 4096
+NOT_INITIALIZED = 3
 MAP_FIXED_NOREPLACE = 0x100000
 MAP_FAILED = ctypes.c_void_p(-1).value
 
@@ -313,8 +315,22 @@ def imports(launch: Launch) -> Iterator[None]:
         yield
 
 
+def forks(launch: Launch) -> Iterator[None]:
+    """Fork a child that launches, copies and ends: no gate holds it, and the driver has nothing for it."""
+    stream, memory = calls.need(calls.stream_create(), "stream"), _memory()
+    while True:
+        child = os.fork()
+        if child == 0:
+            answers = {launch("gs_add", [memory, memory, 1], stream=stream).code, calls.memset_d8(memory, 0, 1).code}
+            os._exit(0 if answers == {NOT_INITIALIZED} else 1)
+        status = os.waitpid(child, 0)[1]
+        if status != 0:
+            raise AssertionError(f"a forked child ended with status {status}")
+        yield
+
+
 KINDS: dict[str, Callable[..., Iterator[None]]] = {
     one.__name__: one
     for one in (imports, launches, graphs, captures, copies, allocations, fed_kernels, lockstep, steps, host_memory,
-                mapper, reserver, host_functions)
+                mapper, reserver, host_functions, forks)
 }
