@@ -434,10 +434,9 @@ cdef void core_fork_child() noexcept nogil:
 
 cdef void control_forget() noexcept nogil:
     """Return the control state to that of a fresh process."""
-    global listening, wake_listener, job_state, lease, drain_wanted, phase, disturbed, placeholder, accept_after
-    if placeholder != 0:
-        close(placeholder - 1)
-    listening = wake_listener = placeholder = 0
+    global listening, wake_listener, job_state, lease, drain_wanted, phase, disturbed, fds_sealed, accept_after
+    listening = wake_listener = 0
+    fds_sealed = 0
     job_state = JOB_NONE
     accept_after = 0
     lease = LEASE_NONE
@@ -487,4 +486,3 @@ cdef void for_each_table_forget() noexcept nogil:
     table_forget(&joins)
     table_forget(&names)
     table_forget(&pieces)
-    table_forget(&sealed)

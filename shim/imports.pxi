@@ -105,7 +105,13 @@ cdef CUresult import_for_application(Object **out, void *os_handle) noexcept nog
     """Import what the application received, remember the open file, and ask whose it is."""
     cdef int fd = <int><intptr_t>os_handle
     cdef Object *o = NULL
-    cdef CUresult rc = import_object(&o, fd)
+    cdef Placeholder p
+    cdef Failure f
+    cdef CUresult rc
+    memset(&f, 0, sizeof(f))
+    if placeholder_read(fd, &p) and not unseal_fd(fd, &p, deadline_in(PEER_TIMEOUT_MS), &f):
+        return CUDA_ERROR_INVALID_VALUE
+    rc = import_object(&o, fd)
     if rc != 0:
         return rc
     resolve_import(o, fd)

@@ -197,6 +197,24 @@ cdef Object *object_pin_key(uint64_t nonce, uint64_t id) noexcept nogil:
     return o
 
 
+cdef Object *object_pin_any(uint64_t nonce, uint64_t id) noexcept nogil:
+    """Return an object under a key, owned here or imported, rather one that the application uses, pinned; or NULL."""
+    cdef Object *found = NULL
+    cdef Object *o
+    cdef uint32_t cursor = 0
+    gs_lock(&tables_mutex)
+    while found == NULL or found.cls == CLASS_UNUSED:
+        o = <Object *>table_next(&objects, sizeof(Object), &cursor)
+        if o == NULL:
+            break
+        if o.dying == 0 and o.key_nonce == nonce and o.key_id == id:
+            found = o
+    if found != NULL:
+        found.pins += 1
+    gs_unlock(&tables_mutex)
+    return found
+
+
 cdef bint is_owned(Object *o) noexcept nogil:
     """Say whether this process saves and re-creates the object."""
     return o.origin != ORIGIN_IMPORTED

@@ -34,7 +34,7 @@ cdef bint received_find(Failure *f) noexcept nogil:
         f.error = errno
         return fail(f, b"fd", b"/proc/self/fd", b"the descriptors of this process cannot be listed")
     while True:
-        number = walk_next(&walk)
+        number = walk_next(&walk, GS_DRIVER_FILES)
         if number < 0:
             return True
         received_note(number)

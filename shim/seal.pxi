@@ -2,11 +2,12 @@
 # stand for memory, and memory that CPU threads use without asking anybody.
 #
 # A descriptor is replaced in place, since its number is the application's: first by a placeholder, later, where the
-# number still holds the placeholder, by a fresh export.  Host-class memory is replaced by a memfd with its bytes, one
-# for all processes that map it, so that what they write to each other until the next stop arrives.
+# number still holds one, by a fresh export.  A placeholder is a memfd that says what it stands for, so threads that run
+# meanwhile may duplicate it and send it to others: `unseal` puts an export behind every number that leads to one, and
+# an import that meets one later does the same (import_for_application).  Host-class memory is replaced by a memfd with
+# its bytes, one for all processes that map it, so that what they write to each other until the next stop arrives.
 
 cdef enum:
-    MAX_SEALED = 65536
     NOT_SHARED_YET = -1
     NOT_SHARED_ANY_MORE = -2
     SEAL_TIMEOUT_MS = 30000
@@ -14,12 +15,16 @@ cdef enum:
     LOCK_TRIES = 100
     MFD_NOEXEC_SEAL = 8     # newer than the headers that we build with
 
-ctypedef struct SealedFd:
-    uint32_t link
-    int number
-    uint8_t close_on_exec
-    uint8_t received
-    Object *object
+cdef extern from "platform.h" nogil:
+    const char *GS_PLACEHOLDER
+    const char *GS_DRIVER_FILES
+
+# The content of a placeholder: the key of the memory, and the process to ask for it.
+ctypedef struct Placeholder:
+    char[16] magic
+    uint64_t nonce
+    uint64_t id
+    uint64_t pid
 
 # A walk over /proc/self/fd.
 ctypedef struct FdWalk:
@@ -28,8 +33,7 @@ ctypedef struct FdWalk:
     long at
     char[2048] entries
 
-cdef Table sealed
-cdef int placeholder        # a descriptor of /dev/null, plus one; 0: none
+cdef uint32_t fds_sealed    # descriptors that were replaced and are not put back yet
 
 
 # ---- descriptors ----
@@ -57,8 +61,8 @@ cdef const char *walk_name(FdWalk *w) noexcept nogil:
             return entry.d_name
 
 
-cdef int walk_next(FdWalk *w) noexcept nogil:
-    """Return the next descriptor that leads to the driver, or -1; ends the walk at the end."""
+cdef int walk_next(FdWalk *w, const char *wanted) noexcept nogil:
+    """Return the next descriptor whose file has `wanted` in its name, or -1; ends the walk at the end."""
     cdef const char *name
     cdef char[256] target
     cdef uint64_t number = 0
@@ -72,7 +76,7 @@ cdef int walk_next(FdWalk *w) noexcept nogil:
         if n <= 0 or read_digits(name, 10, &number) == NULL:
             continue
         target[n] = 0
-        if strstr(target, b"nvidia") != NULL and not is_own_duplicate(<int>number):
+        if strstr(target, wanted) != NULL and not is_own_duplicate(<int>number):
             return <int>number
 
 
@@ -90,57 +94,66 @@ cdef bint is_own_duplicate(int fd) noexcept nogil:
 
 
 cdef uint32_t sealed_fds() noexcept nogil:
-    """Return how many descriptors are replaced by the placeholder."""
-    return sealed.live
+    """Return how many descriptors were replaced and are still to be put back."""
+    return fds_sealed
 
 
-cdef SealedFd *next_sealed(uint32_t *cursor) noexcept nogil:
-    """Return the next replaced descriptor, or NULL."""
-    cdef SealedFd *s
-    gs_lock(&tables_mutex)
-    s = <SealedFd *>table_next(&sealed, sizeof(SealedFd), cursor)
-    gs_unlock(&tables_mutex)
-    return s
-
-
-cdef void sealed_remove(SealedFd *s) noexcept nogil:
-    """Forget a replaced descriptor."""
-    gs_lock(&tables_mutex)
-    table_give(&sealed, sizeof(SealedFd), s)
-    gs_unlock(&tables_mutex)
-
-
-cdef bint placeholder_open(Failure *f) noexcept nogil:
-    """Open the one placeholder that all replaced descriptors are duplicates of."""
-    global placeholder
-    cdef int fd
-    if placeholder != 0:
-        return True
-    fd = open(b"/dev/null", O_RDWR | O_CLOEXEC)
+cdef int memfd_new(const char *name) noexcept nogil:
+    """Make a memfd."""
+    cdef int fd = memfd_create(name, MFD_CLOEXEC)
     if fd < 0:
-        f.error = errno
-        return fail(f, b"fd", b"placeholder", b"/dev/null cannot be opened")
-    placeholder = fd + 1
-    return True
+        # vm.memfd_noexec=2 demands this; elsewhere it is left out, since CRIU does not give it back as it was.
+        fd = memfd_create(name, MFD_CLOEXEC | MFD_NOEXEC_SEAL)
+    return fd
 
 
-cdef bint seal_fd(int number, Object *o, bint received, Failure *f) noexcept nogil:
-    """Replace one descriptor by the placeholder."""
-    cdef SealedFd *s
+cdef int placeholder_new(Object *o) noexcept nogil:
+    """Return a new placeholder for descriptors of an object, or -1."""
+    cdef Placeholder p
+    cdef int fd = memfd_new(GS_PLACEHOLDER)
+    memset(&p, 0, sizeof(p))
+    memcpy(p.magic, GS_PLACEHOLDER, sizeof(p.magic))
+    p.nonce = o.key_nonce
+    p.id = o.key_id
+    p.pid = <uint64_t>owner_pid(o)
+    if fd >= 0 and write(fd, &p, sizeof(p)) != <ssize_t>sizeof(p):
+        close(fd)
+        return -1
+    return fd
+
+
+cdef bint placeholder_read(int number, Placeholder *p) noexcept nogil:
+    """Read what a placeholder stands for; False if the descriptor is none."""
+    cdef char[64] path
+    cdef char[64] target
+    cdef ssize_t n
+    gs_format(path, sizeof(path), b"/proc/self/fd/%d", number)
+    n = readlinkat(AT_FDCWD, path, target, sizeof(target) - 1)
+    if n <= 0:
+        return False
+    target[n] = 0
+    return (strstr(target, GS_PLACEHOLDER) != NULL and pread(number, p, sizeof(p[0]), 0) == <ssize_t>sizeof(p[0])
+            and memcmp(p.magic, GS_PLACEHOLDER, sizeof(p.magic)) == 0)
+
+
+cdef bint replace_fd(int number, int fd) noexcept nogil:
+    """Put another open file behind a number of the application, which keeps its flag; `fd` is used up."""
     cdef int flags = fcntl(number, F_GETFD)
-    gs_lock(&tables_mutex)
-    s = <SealedFd *>table_take(&sealed, sizeof(SealedFd), MAX_SEALED)
-    gs_unlock(&tables_mutex)
-    if s == NULL:
-        return fail(f, b"memory", b"seal", b"the list of descriptors cannot grow")
-    s.number = number
-    s.close_on_exec = flags & FD_CLOEXEC != 0
-    s.received = received
-    s.object = o
-    if dup3(placeholder - 1, number, O_CLOEXEC if s.close_on_exec else 0) < 0:
+    cdef bint done = fd >= 0 and dup3(fd, number, O_CLOEXEC if flags & FD_CLOEXEC else 0) >= 0
+    cdef int error = errno
+    if fd >= 0:
+        close(fd)
+    errno_set(error)
+    return done
+
+
+cdef bint seal_fd(int number, Object *o, Failure *f) noexcept nogil:
+    """Replace one descriptor by a placeholder."""
+    global fds_sealed
+    if not replace_fd(number, placeholder_new(o)):
         f.error = errno
-        sealed_remove(s)
-        return fail(f, b"fd", b"dup3", b"a descriptor cannot be replaced")
+        return fail(f, b"fd", b"placeholder", b"a descriptor cannot be replaced")
+    fds_sealed += 1
     return True
 
 
@@ -155,75 +168,79 @@ cdef bint seal_fds(bint stale_only, Failure *f) noexcept nogil:
         return False
     if fdrefs.live == 0:
         return True
-    if not placeholder_open(f):
-        return False
     if not walk_begin(&walk):
         f.error = errno
         return fail(f, b"fd", b"/proc/self/fd", b"the descriptors of this process cannot be listed")
     while True:
-        number = walk_next(&walk)
+        number = walk_next(&walk, GS_DRIVER_FILES)
         if number < 0:
             break
         o = object_pin_fd(number, &ref)
         if o == NULL:
             continue
         if done and (not stale_only or is_stale(&ref)):
-            done = seal_fd(number, o, ref.received, f)
+            done = seal_fd(number, o, f)
         object_unpin(o)
     return done
 
 
-cdef bint unseal_fd(SealedFd *s, uint64_t deadline, Failure *f) noexcept nogil:
-    """Put a fresh export where the placeholder still is, and leave it where memory that is not used here is gone.
+cdef bint unseal_fd(int number, Placeholder *p, uint64_t deadline, Failure *f) noexcept nogil:
+    """Put a fresh export where a placeholder is, or /dev/null where memory that is not used here is gone.
 
     Where only the owner is gone (it died before all was sealed) the export that was there serves.
     """
     global fds_lost
     cdef Fetched got
-    cdef CUresult rc
-    cdef Object *o = s.object
-    if not same_file(placeholder - 1, s.number):
-        return True
-    rc = fetch_export(owner_pid(o), o.key_nonce, o.key_id, FOR_REMAP if is_owned(o) else FOR_FD, &got, deadline)
-    if rc == CUDA_ERROR_NOT_FOUND:
+    cdef Object *o = object_pin_any(p.nonce, p.id)
+    cdef int pid = owner_pid(o) if o != NULL else <int>p.pid
+    cdef bint used = o != NULL and o.cls != CLASS_UNUSED
+    cdef bint done = False
+    cdef CUresult rc = fetch_export(pid, p.nonce, p.id, FOR_REMAP if pid == getpid() else FOR_FD, &got, deadline)
+    if rc == CUDA_ERROR_NOT_FOUND and o != NULL:
         got.fd = fdref_current(o)
         rc = 0 if got.fd >= 0 else rc
-    if rc == CUDA_ERROR_NOT_FOUND and o.cls == CLASS_UNUSED:
+    if rc == CUDA_ERROR_NOT_FOUND and not used:
         fds_lost += 1
-        return True
+        got.fd = open(b"/dev/null", O_RDWR | O_CLOEXEC)
+        rc = 0
     if rc != 0:
-        return fail_cuda(f, b"export", rc, o, 0)
-    if dup3(got.fd, s.number, O_CLOEXEC if s.close_on_exec else 0) < 0:
+        fail_cuda(f, b"export", rc, o, 0)
+    elif not replace_fd(number, got.fd):
         f.error = errno
-        close(got.fd)
-        return fail(f, b"fd", b"dup3", b"a descriptor cannot be put back")
-    if o.cls != CLASS_UNUSED and not fdref_new(o, s.number, s.received):
-        gs_log(b"a descriptor that was put back has no identity")
-    close(got.fd)
-    return True
+        fail(f, b"fd", b"dup3", b"a descriptor cannot be put back")
+    else:
+        done = True
+        if used and not fdref_new(o, number, not is_owned(o)):
+            gs_log(b"a descriptor that was put back has no identity")
+    if o != NULL:
+        object_unpin(o)
+    return done
 
 
 cdef bint unseal_fds(uint64_t deadline, uint64_t *count, Failure *f) noexcept nogil:
     """Put fresh exports back, and replace those of an incarnation that is no more."""
-    cdef uint32_t cursor = 0
-    cdef SealedFd *s
-    global placeholder
+    cdef FdWalk walk
+    cdef Placeholder p
+    cdef bint done = True
+    cdef int number
+    global fds_sealed
     received_refresh()
     if not seal_fds(True, f):
         return False
     fdrefs_drop(NULL, True)
+    if not walk_begin(&walk):
+        f.error = errno
+        return fail(f, b"fd", b"/proc/self/fd", b"the descriptors of this process cannot be listed")
     while True:
-        s = next_sealed(&cursor)
-        if s == NULL:
+        number = walk_next(&walk, GS_PLACEHOLDER)
+        if number < 0:
             break
-        if not unseal_fd(s, deadline, f):
-            return False
-        sealed_remove(s)
-        count[0] += 1
-    if placeholder != 0:
-        close(placeholder - 1)
-        placeholder = 0
-    return True
+        if done and placeholder_read(number, &p):
+            done = unseal_fd(number, &p, deadline, f)
+            count[0] += done
+    if done:
+        fds_sealed = 0
+    return done
 
 
 # ---- host-class memory ----
@@ -267,10 +284,7 @@ cdef bint host_save(Object *o, Failure *f) noexcept nogil:
     if o.shared:
         return True
     if o.memfd < 0:
-        o.memfd = memfd_create(b"gpushare-host", MFD_CLOEXEC)
-    if o.memfd < 0:
-        # vm.memfd_noexec=2 demands this; elsewhere it is left out, since CRIU does not give it back as it was.
-        o.memfd = memfd_create(b"gpushare-host", MFD_CLOEXEC | MFD_NOEXEC_SEAL)
+        o.memfd = memfd_new(b"gpushare-host")
     if o.memfd < 0 or ftruncate(o.memfd, <off_t>o.size) != 0:
         f.error = errno
         return fail(f, b"memory", b"memfd", b"no memory for the placeholder")

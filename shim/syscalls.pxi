@@ -79,6 +79,7 @@ cdef extern from "platform.h" nogil:
         O_DIRECTORY
         O_RDONLY
         O_RDWR
+        AT_FDCWD
         MFD_CLOEXEC
         POLLIN
         EBADF
@@ -107,6 +108,7 @@ cdef extern from "platform.h" nogil:
     int open(const char *path, int flags, ...)
     int close(int fd)
     ssize_t read(int fd, void *out, size_t size)
+    ssize_t pread(int fd, void *out, size_t size, off_t at)
     int dup3(int old, int fresh, int flags)
     ssize_t readlinkat(int folder, const char *path, char *out, size_t room)
     long syscall(long number, ...)

@@ -353,7 +353,7 @@ cdef void verb_fds(Reply *r, uint64_t first) noexcept nogil:
         out_number(&r.text, b"errno", <uint64_t>errno)
         return
     while True:
-        number = walk_next(&walk)
+        number = walk_next(&walk, GS_DRIVER_FILES)
         if number < 0:
             return
         o = object_pin_fd(number, &ref)

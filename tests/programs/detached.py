@@ -2,7 +2,8 @@
 
     python -m tests.programs.detached FOLDER
 
-Rank 0 owns a buffer, rank 1 opens it by CUDA IPC. Both count steps: rank 0 adds one to every word of the buffer, rank 1
+Rank 0 owns a buffer, rank 1 opens it by CUDA IPC; each has a descriptor of memory, too, which it imports at every step.
+Both count steps: rank 0 adds one to every word of the buffer, rank 1
 adds the buffer to its own and checks each word against the count. They take turns through files in FOLDER: `turn` holds
 the number of the step; `step-1` what rank 1 has verified; `wrong` appears with a sentence when anything differs.
 """
@@ -13,11 +14,14 @@ import ctypes
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 WORDS = 1 << 20
 BYTES = 4 * WORDS
 HANDLE_BYTES = 64
+POSIX_FD = 1
 
 
 def write(path: Path, text: str) -> None:
@@ -37,6 +41,17 @@ def wait_for(path: Path, wanted: str | None = None) -> str:
         except FileNotFoundError:
             pass
         time.sleep(0.002)
+
+
+def exported(cuda: ModuleType, call: Callable[[tuple], object], device: int) -> object:
+    """Return a descriptor of new memory."""
+    properties = cuda.CUmemAllocationProp()
+    properties.type = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    properties.requestedHandleTypes = cuda.CUmemAllocationHandleType(POSIX_FD)
+    properties.location.type = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    properties.location.id = int(device)
+    handle = call(cuda.cuMemCreate(2 << 20, properties, 0))
+    return call(cuda.cuMemExportToShareableHandle(handle, cuda.CUmemAllocationHandleType(POSIX_FD), 0))
 
 
 def rank(number: int, folder: Path) -> None:
@@ -63,9 +78,11 @@ def rank(number: int, folder: Path) -> None:
         handle = cuda.CUipcMemHandle()
         ctypes.memmove(handle.getPtr(), bytes.fromhex(wait_for(folder / "handle")), HANDLE_BYTES)
         shared = call(cuda.cuIpcOpenMemHandle(handle, cuda.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS.value))
+    kept, shareable = exported(cuda, call, device), cuda.CUmemAllocationHandleType(POSIX_FD)
     step = 0
     while True:
         step += 1
+        call(cuda.cuMemRelease(call(cuda.cuMemImportFromShareableHandle(kept, shareable))))
         if number == 0:
             wait_for(folder / "turn", f"{step - 1}")
             host[:] = step

@@ -17,6 +17,7 @@ from tests.programs.client import Worker
 
 DEADLINE_S = 60.0
 GRANULE = 2 << 20
+PLACEHOLDER = "gpushare-export"
 
 
 class Refused(Exception):

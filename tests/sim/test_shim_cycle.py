@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.programs.client import Worker
-from tests.sim.shim_control import GRANULE, Group, ask, rows
+from tests.sim.shim_control import GRANULE, PLACEHOLDER, Group, ask, rows
 
 Start = Callable[..., Worker]
 
@@ -74,8 +74,8 @@ def test_b25_descriptors_stay_what_they_were(start_worker: Start) -> None:
     closed = owner.dup_fd(exported)
     with Group([owner, other]) as group:
         group.suspend()
-        assert owner.readlink(exported) == owner.readlink(copy) == "/dev/null"
-        assert other.readlink(kept) == "/dev/null"
+        assert PLACEHOLDER in owner.readlink(exported) and PLACEHOLDER in owner.readlink(copy)
+        assert PLACEHOLDER in other.readlink(kept)
         owner.close_fd(closed)
         group.resume()
     assert "nvidia" in owner.readlink(exported) and "nvidia" in owner.readlink(copy)

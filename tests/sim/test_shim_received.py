@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.programs.client import Worker
-from tests.sim.shim_control import GRANULE, Group, ask, rows, used_bytes
+from tests.sim.shim_control import GRANULE, PLACEHOLDER, Group, ask, rows, used_bytes
 
 Start = Callable[..., Worker]
 both_ways = pytest.mark.parametrize("imported_before", [False, True])
@@ -46,7 +46,7 @@ def test_cycles(start_worker: Start, imported_before: bool) -> None:
     with Group([owner, other, third]) as group:
         for _ in range(2):
             group.suspend()
-            assert other.readlink(number) == other.readlink(copy) == "/dev/null"
+            assert PLACEHOLDER in other.readlink(number) and PLACEHOLDER in other.readlink(copy)
             assert ask(other.pid, "status")["imports"] == "0"
             group.resume()
             assert ask(other.pid, "status")["objects"] == "0" and rows(other.pid, "fds") == []
@@ -109,7 +109,7 @@ def test_one_that_comes_between_release_and_seal(start_worker: Start) -> None:
         number = owner.hand(exported, other)
         ask(other.pid, "seal")
         ask(owner.pid, "seal")
-        assert other.readlink(number) == "/dev/null"
+        assert PLACEHOLDER in other.readlink(number)
         group.resume()
     stands_for(owner, other, block, number)
 
