@@ -108,3 +108,4 @@ class PhaseTime:
     seconds: float = 0.0
     bytes: int = 0
     rank_seconds: dict[int, float] = field(default_factory=dict)
+    copy_seconds: dict[int, float] = field(default_factory=dict)  # of these, while bytes crossed the bus

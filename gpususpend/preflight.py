@@ -43,6 +43,9 @@ WAYS_OUT = {
 }
 
 
+LEAST_ROOM = 32 << 20
+
+
 @dataclass(frozen=True)
 class Plan:
     """What one rank's suspend moves: bytes into the arena, bytes of host memory, and bytes by GPU to find at load."""
@@ -50,6 +53,14 @@ class Plan:
     arena_bytes: int
     host_bytes: int
     device_bytes: dict[str, int] = field(default_factory=dict)
+
+
+def arena_to_hand_over(plan: Plan) -> int:
+    """Return the bytes of a rank's arena: with room for what it allocates between the plan and its quiet.
+
+    An arena that has become too small is replaced while everything stands still, which takes seconds.
+    """
+    return plan.arena_bytes and plan.arena_bytes + max(LEAST_ROOM, plan.arena_bytes // 128)
 
 
 def read_plan(reply: Reply) -> Plan:
@@ -327,7 +338,7 @@ def check_memory(group: Group, tools: Tools, plans: Mapping[int, Plan], usage: M
     The arenas are charged to this command, which fills them; the copy that the driver keeps of its own part, and the
     copy of host-class memory, to each process.
     """
-    charges = [(os.getpid(), sum(plan.arena_bytes for plan in plans.values()))]
+    charges = [(os.getpid(), sum(map(arena_to_hand_over, plans.values())))]
     for pid in group.cuda_pids:
         plan = plans.get(pid, Plan(0, 0))
         used = sum(gpu.by_pid.get(pid, 0) for gpu in usage.values())

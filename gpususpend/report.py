@@ -68,6 +68,7 @@ class GroupReport:
                     "seconds": round(phase.seconds, 6),
                     "bytes": phase.bytes,
                     "ranks": {str(pid): round(seconds, 6) for pid, seconds in phase.rank_seconds.items()},
+                    "copying": {str(pid): round(seconds, 6) for pid, seconds in phase.copy_seconds.items()},
                 }
                 for phase in self.phases
             ],

@@ -228,8 +228,13 @@ def give_up_arenas(session: Session, quiet: Sequence[Rank]) -> None:
 
     Failing to do so costs memory until the next suspend, which uses them, not the group; `verify` tells who has one.
     """
+    if not quiet:
+        return
     deadline = Deadline(session.limits.seal_s)
-    for slot in phases.parallel(quiet, lambda rank: rank.ask("arena", deadline, bytes=0)):
+    with session.timed("unlock-pages", len(quiet)) as phase:
+        slots = phases.parallel(quiet, lambda rank: rank.ask("arena", deadline, bytes=0))
+        phase.rank_seconds = {slot.rank.pid: slot.seconds for slot in slots}
+    for slot in slots:
         if slot.error is not None:
             session.context.warn(f"the arena of pid {slot.rank.pid} was not given back: {slot.error}")
 

@@ -18,7 +18,8 @@ from gpususpend.driver import DriverState
 from gpususpend.gpus import GpuUsage
 from gpususpend.group import Group, Rank
 from gpususpend.journal import Depth, Kind, Member, Stage
-from gpususpend.preflight import check_descriptors, read_plan
+from gpususpend.preflight import arena_to_hand_over, check_descriptors, read_plan
+from gpususpend.progress import readable_bytes
 from gpususpend.resume import (
     RESTLESS,
     SEAL_PAUSE_S,
@@ -159,9 +160,9 @@ def prepare(session: Session, quiet: bool = False) -> None:
     session.learn(plans)
     if not short:
         return
-    session.context.tools.check_memory([(os.getpid(), sum(plans[rank.pid].arena_bytes for rank in short))])
+    wanted = {rank.pid: arena_to_hand_over(plans[rank.pid]) for rank in short}
+    session.context.tools.check_memory([(os.getpid(), sum(wanted.values()))])
     deadline = Deadline(session.limits.prepare_s)
-    wanted = {rank.pid: plans[rank.pid].arena_bytes for rank in short}
     with session.timed("prepare", len(short), sum(wanted.values())) as phase, filled(session, short, wanted) as made:
         # Only now does a shim get one: what fails before, or is interrupted, leaves nothing to take back.
         slots = phases.parallel(
@@ -169,7 +170,15 @@ def prepare(session: Session, quiet: bool = False) -> None:
             lambda done: session.context.progress.update(done, sum(wanted.values())),
         )  # fmt: skip
         phase.rank_seconds = {slot.rank.pid: made[slot.rank.pid][1] + slot.seconds for slot in slots}
-        phase.bytes = sum(reply.number("bytes") for reply in phases.results("prepare", slots).values())
+        replies = phases.results("prepare", slots)
+        phase.bytes = sum(reply.number("bytes") for reply in replies.values())
+    for pid, reply in replies.items():
+        locked, whole = reply.number("locked_bytes"), reply.number("bytes")
+        if locked < whole:
+            session.context.progress.say(
+                f"the driver page-locks {readable_bytes(locked)} of the arena of pid {pid}, {readable_bytes(whole)}: "
+                "the rest is copied more slowly"
+            )
 
 
 @contextmanager

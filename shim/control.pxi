@@ -188,6 +188,8 @@ cdef void worker_main(void *unused) noexcept nogil:
             reply_begin(&worker_reply)
             verb_run(&job, &worker_reply)
             job_answer(&worker_reply)
+            if phase == PHASE_RUNNING:
+                leftover_free()
         elif gs_load(&drain_wanted) != 0:
             drain_pass()
         else:
@@ -462,6 +464,7 @@ cdef void tables_forget() noexcept nogil:
     allocations_by_va.count = 0
     accesses_promised = 0
     memset(&arena, 0, sizeof(arena))
+    memset(&leftover, 0, sizeof(leftover))
     memset(lanes, 0, sizeof(lanes))
     memset(devices, 0, sizeof(devices))
     memset(uncarried_counts, 0, sizeof(uncarried_counts))

@@ -6,6 +6,7 @@
 cdef enum:
     ARENA_STEP = 1 << 30    # page-locked in steps; a copy must not cross from one registration into the next
     MAX_ARENA_STEPS = 16384
+    LEFTOVER_STEP = 1 << 26
     MAX_PIECES = 262144
 
 ctypedef struct Piece:
@@ -40,8 +41,14 @@ ctypedef struct Failure:
     uint64_t need
     int error
 
+# Pages that nothing is in any more, and that the GPU cannot reach: freed when the application runs.
+ctypedef struct Leftover:
+    char *base
+    uint64_t size
+
 cdef Table pieces
 cdef Arena arena
+cdef Leftover leftover
 cdef Lane[MAX_DEVICES] lanes
 
 
@@ -104,20 +111,32 @@ cdef void arena_lock() noexcept nogil:
 
 
 cdef bint arena_give_up(Failure *f) noexcept nogil:
-    """Unmap the arena, unless the driver still has it registered: the GPU may reach into it then.
+    """Let the arena go, unless the driver still has it registered: the GPU may reach into it then.
 
     Unregistering waits for the work on the GPU with a lock of the driver held.  A kernel that waits for a copy of
-    another thread would never end, so the gates have to be closed and everything drained.
+    another thread would never end, so the gates have to be closed and everything drained.  Freeing its pages takes as
+    long again, and the application need not wait for that.
     """
     if arena.locked != 0 and phase < PHASE_QUIESCED:
         return fail(f, b"phase", b"arena", b"a page-locked arena can be given up only between close-memory and open")
     if not arena_unlock(f):
         return False
-    if arena.base != NULL:
-        munmap(arena.base, arena.size)
+    leftover_free()
+    leftover.base = arena.base
+    leftover.size = arena.size
     arena.base = NULL
     arena.size = 0
     return True
+
+
+cdef void leftover_free() noexcept nogil:
+    """Free the pages of an arena that was given up, step by step: others map memory in between."""
+    cdef uint64_t n
+    while leftover.size != 0:
+        n = leftover.size if leftover.size < LEFTOVER_STEP else LEFTOVER_STEP
+        leftover.size -= n
+        munmap(leftover.base + leftover.size, n)
+    leftover.base = NULL
 
 
 cdef bint arena_take(int fd, uint64_t size, Failure *f) noexcept nogil:
@@ -128,6 +147,8 @@ cdef bint arena_take(int fd, uint64_t size, Failure *f) noexcept nogil:
         return fail(f, b"phase", b"arena", b"the arena holds memory that is not loaded yet")
     if not arena_give_up(f):
         return False
+    if size != 0:
+        leftover_free()  # not two at a time
     pieces_clear()
     if size == 0:
         return True

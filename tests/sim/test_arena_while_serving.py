@@ -6,7 +6,9 @@ returned, and neither did the copy.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -44,5 +46,22 @@ def test_given_up_before_the_gates_open(start_worker: Callable[..., Worker], too
         answer = tool.resume(worker.pid).expect(0)
         assert "keeps its arena" not in answer.stderr
         assert shim_control.ask(worker.pid, "status")["arena_bytes"] == "0"
+        until = time.monotonic() + 10
+        while "gpushare-arena" in Path(f"/proc/{worker.pid}/maps").read_text():
+            assert time.monotonic() < until, "its pages are not free again"
+            time.sleep(0.02)
+    state = worker.loop_stop(loop)
+    assert not state["errors"], state
+
+
+def test_memory_that_grows_until_the_gates_close(start_worker: Callable[..., Worker], tool: Tool) -> None:
+    """The arena has room for it: a second one would be filled while everything stands still."""
+    worker = start_worker(0)
+    worker.fill(worker.alloc(SIZE), SIZE, 1)
+    loop = worker.loop_start("allocations")
+    for _ in range(4):
+        phases = tool.suspend(worker.pid).expect(0).json["groups"][0]["phases"]
+        assert [phase["name"] for phase in phases].count("prepare") == 1
+        tool.resume(worker.pid).expect(0)
     state = worker.loop_stop(loop)
     assert not state["errors"], state
