@@ -188,10 +188,10 @@ cdef void worker_main(void *unused) noexcept nogil:
             reply_begin(&worker_reply)
             verb_run(&job, &worker_reply)
             job_answer(&worker_reply)
-            if phase == PHASE_RUNNING:
-                leftover_free()
         elif gs_load(&drain_wanted) != 0:
             drain_pass()
+        elif leftover.size != 0 and phase == PHASE_RUNNING:
+            leftover_free()
         else:
             gs_futex_wait(&worker_turn, turn, -1)
 

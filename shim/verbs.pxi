@@ -427,6 +427,8 @@ cdef void verb_open(Reply *r) noexcept nogil:
         out_word(&r.text, b"verb", verb_name(job.verb))
     elif not phase_open(&f):
         reply_failure(r, &f)
+    else:
+        worker_wake()  # it frees what was kept until the application runs
 
 
 # ---- peers ----

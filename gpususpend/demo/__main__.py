@@ -56,7 +56,7 @@ def run(machine: Machine, ranks: int, mib: int, cycles: int, deadline_s: float) 
 @contextmanager
 def own_tool(machine: Machine) -> Iterator[Tool]:
     """Yield the tool with a state directory of its own: nothing that the user has suspended is touched."""
-    with tempfile.TemporaryDirectory(prefix="gpushare-demo-state-") as state:
+    with tempfile.TemporaryDirectory(prefix="gpushare-demo-state-", ignore_cleanup_errors=True) as state:
         yield Tool({**machine.environment(), "NVSNAP_GPU_SUSPEND_STATE_DIR": state}, machine.simulated)
 
 

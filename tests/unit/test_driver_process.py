@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpususpend import driver, errors, helpers
+from gpususpend import driver, errors, helpers, processes
 from gpususpend.deadline import Deadline
 from gpususpend.driver import DriverProcess, DriverResult
 from gpususpend.driver_process import NOT_CALLED
@@ -203,7 +203,7 @@ def test_a_gpu_map_needs_580(state_dir: Path, release: Path, monkeypatch: pytest
 
 
 def test_the_environment_of_the_process(state_dir: Path, release: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LD_PRELOAD", f"/nowhere/{helpers.SHIM_LIBRARY}")
+    monkeypatch.setenv("LD_PRELOAD", f"/nowhere/{processes.SHIM_LIBRARY}")
     monkeypatch.setenv("CUDA_INJECTION64_PATH", "/nowhere/tool.so")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM", "0")
@@ -214,7 +214,7 @@ def test_the_environment_of_the_process(state_dir: Path, release: Path, monkeypa
 
 
 def test_other_preloads_stay() -> None:
-    environment = {"LD_PRELOAD": f"/a/{helpers.SHIM_LIBRARY}:/b/libasan.so", "HOME": "/root"}
+    environment = {"LD_PRELOAD": f"/a/{processes.SHIM_LIBRARY}:/b/libasan.so", "HOME": "/root"}
     assert helpers.helper_environment(environment) == {"LD_PRELOAD": "/b/libasan.so", "HOME": "/root"}
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gpususpend import errors, helpers, holder, processes
+from gpususpend import errors, holder, processes
 from gpususpend.deadline import Deadline
 from gpususpend.holder import Holder, HolderRecord, HoldTarget
 from tests.unit.threads_program import CONTROL, GPU, SIGNALS, Counting, build, wait_for
@@ -339,7 +339,7 @@ def test_the_holder_loads_neither_cuda_nor_the_shim(
     state_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """What the environment would preload must not come into a process that traces others."""
-    monkeypatch.setenv("LD_PRELOAD", f"/nowhere/{helpers.SHIM_LIBRARY}")
+    monkeypatch.setenv("LD_PRELOAD", f"/nowhere/{processes.SHIM_LIBRARY}")
     monkeypatch.setenv("CUDA_INJECTION64_PATH", "/nowhere/tool.so")
     (tmp_path / "json.py").write_text("raise SystemExit('a module of the current directory was loaded')")
     monkeypatch.chdir(tmp_path)
