@@ -91,7 +91,7 @@ cdef CUresult import_object(Object **out, int fd) noexcept nogil:
         o.cls = class_of(&o.props)
         out[0] = o
         return 0
-    if rc == CUDA_ERROR_INVALID_VALUE:
+    if rc == CUDA_ERROR_INVALID_VALUE or rc == CUDA_ERROR_INVALID_HANDLE or rc == CUDA_ERROR_NOT_SUPPORTED:
         # What is no allocation is a multicast object, of which its owner knows more.
         o.cls = CLASS_MULTICAST
         o.kind = multicast_kind()

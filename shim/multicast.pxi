@@ -359,12 +359,17 @@ cdef Bind *next_bind(Object *o, uint32_t *cursor) noexcept nogil:
     return b
 
 
+cdef bint has_binds(Object *o) noexcept nogil:
+    """Say whether something may be bound to an object, or its memory somewhere: that would be pinned."""
+    return binds.live != 0 and (o.cls == CLASS_MULTICAST or o.pins != 0)
+
+
 cdef bint binds_undo(Object *o, Failure *f) noexcept nogil:
     """Undo what is bound to an object, and what of its memory is bound anywhere."""
     cdef uint32_t cursor = 0
     cdef Bind *b
     cdef CUresult rc
-    while binds.live != 0:
+    while has_binds(o):
         b = next_bind(o, &cursor)
         if b == NULL:
             return True
@@ -380,7 +385,7 @@ cdef bint binds_whole(Object *o) noexcept nogil:
     """Say whether everything is bound to an object that was, and all of its memory that was."""
     cdef uint32_t cursor = 0
     cdef Bind *b
-    while binds.live != 0:
+    while has_binds(o):
         b = next_bind(o, &cursor)
         if b == NULL:
             return True
@@ -460,7 +465,9 @@ cdef bint team_bind(Object *o, Failure *f) noexcept nogil:
     cdef CUresult rc
     if b == NULL and o.first == NULL:
         return True
-    if not team_ready(o):
+    if not o.complete:
+        team_tell(o, deadline_in(TEAM_TIMEOUT_MS))
+    if not o.complete:
         f.object = o.id
         return fail(f, b"team", b"bind", b"a device of this multicast object has not been added again")
     while b != NULL:

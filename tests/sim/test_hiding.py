@@ -71,7 +71,7 @@ def test_fabric_that_is_kept(start_worker: Start, env: dict[str, str]) -> None:
 
 
 @pytest.mark.usefixtures("own_network")
-def test_multicast_that_is_kept_on_an_old_driver(start_worker: Start, tool: Tool) -> None:
+def test_FR19_multicast_that_is_kept_on_an_old_driver(start_worker: Start, tool: Tool) -> None:
     """It works, and stands in the way of a suspend in every process that has it, until it is gone."""
     team = bound_team(lambda device: start_worker(device, env=OLD | KEEP), 2)
     for seat in team.seats:

@@ -6,6 +6,7 @@ On the simulated driver only, which says that it is of branch 610.
 from __future__ import annotations
 
 import collections
+import random
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from tests.programs.setting import Setting
 from tests.programs.tool import Tool
 from tests.sim.conftest import MIB, Background, running
 from tests.sim.multicast import NEW, SIZE, Seat, Team, bound_team, make_team
-from tests.sim.shim_control import Group, Refused, ask, used_bytes
+from tests.sim.shim_control import GRANULE, Group, Refused, ask, used_bytes
 
 Start = Callable[..., Worker]
 StartRank = Callable[[int], Worker]
@@ -41,7 +42,7 @@ def cycle(tool: Tool, team: Team) -> None:
     running(tool)
 
 
-def test_two_ranks_through_three_cycles(start: StartRank, tool: Tool) -> None:
+def test_FR19_two_ranks_through_three_cycles(start: StartRank, tool: Tool) -> None:
     """The memory keeps its content, and the object its addresses."""
     team = bound_team(start, 2)
     team.check(1)
@@ -177,6 +178,136 @@ def test_memory_of_cumemalloc_is_refused_as_natively(start: StartRank) -> None:
     team = worker.multicast_create(SIZE, 1)
     worker.multicast_add(team, 0)
     assert worker.code("multicast_bind_at", team, 0, worker.alloc(SIZE), SIZE) == INVALID_VALUE
+
+
+def test_b18_access_to_the_mapping(start: StartRank, tool: Tool) -> None:
+    """B18: grants of two calls for two devices both hold afterwards; one that was taken back stays away."""
+    one = start(0)
+    team = one.multicast_create(SIZE, 3)
+    for device in (0, 1, 2):
+        one.multicast_add(team, device)
+    for device in (0, 1, 2):
+        block = one.block(SIZE, ordinal=device, access=[["device", 0, 3]])
+        one.multicast_bind(team, 0, block["handle"], 0, SIZE)
+    address = one.map_block(team, SIZE, access=[["device", 0, 3], ["device", 2, 3]])["address"]
+    one.mem_access(address, SIZE, [["device", 1, 3]])
+    one.mem_access(address, SIZE, [["device", 2, 0]])
+    for _ in range(2):
+        tool.suspend(one.pid).expect(0)
+        tool.resume(one.pid).expect(0)
+        assert [one.mem_get_access(address, "device", device) for device in (0, 1, 2)] == [3, 3, 0]
+
+
+class Walk:
+    """Ranks that do anything with two objects, and a model of what their memory must hold.
+
+    A word of each granule counts: a store through an object changes it in all memory that is bound there.
+    """
+
+    GRANULES = 3
+
+    def __init__(self, start: StartRank, seed: int) -> None:
+        self.dice = random.Random(seed)
+        self.workers = [start(device) for device in range(3)]
+        self.teams: list[list[int]] = []
+        size = self.GRANULES * GRANULE
+        self.blocks = [worker.block(size, ordinal=device) for device, worker in enumerate(self.workers)]
+        self.words = [[0] * self.GRANULES for _ in self.workers]
+        for worker, block in zip(self.workers, self.blocks, strict=True):
+            worker.memset_d32(block["address"], 0, size // 4)
+        for _ in range(2):
+            first, *others = self.workers
+            made = first.multicast_create(size, 3)
+            handles = [made] + [one.mem_import(first.hand(first.mem_export(made), one)) for one in others]
+            for device, (worker, handle) in enumerate(zip(self.workers, handles, strict=True)):
+                worker.multicast_add(handle, device)
+            self.teams.append(handles)
+        self.bound: list[list[dict[int, int]]] = [[{} for _ in self.workers] for _ in self.teams]
+        self.mapped: list[list[int]] = [[0] * len(self.workers) for _ in self.teams]
+        self.value = 0
+        for team in range(2):
+            for rank in range(3):
+                self.map(team, rank)
+                for _ in range(self.GRANULES):
+                    self.bind(team, rank)
+
+    def step(self) -> None:
+        """Do one thing."""
+        team, rank = self.dice.randrange(2), self.dice.randrange(3)
+        kinds = [self.bind, self.unbind, self.map, self.unmap, self.store]
+        self.dice.choices(kinds, [6, 2, 2, 1, 6])[0](team, rank)
+
+    def bind(self, team: int, rank: int) -> None:
+        """Bind a granule to a free place, in any of the four ways."""
+        worker, handle, block = self.workers[rank], self.teams[team][rank], self.blocks[rank]
+        free = [place for place in range(self.GRANULES) if place not in self.bound[team][rank]]
+        if not free:
+            return
+        place, source = self.dice.choice(free), self.dice.randrange(self.GRANULES)
+        inside = source * GRANULE
+        where = (place * GRANULE, block["handle"], inside, GRANULE)
+        there = (place * GRANULE, block["address"] + inside, GRANULE)
+        name, arguments = self.dice.choice([
+            ("multicast_bind", (handle, *where)), ("multicast_bind_for", (handle, rank, *where)),
+            ("multicast_bind_at", (handle, *there)), ("multicast_bind_at_for", (handle, rank, *there)),
+        ])  # fmt: skip
+        worker.do(name, *arguments)
+        self.bound[team][rank][place] = source
+
+    def unbind(self, team: int, rank: int) -> None:
+        """Undo a bind."""
+        if self.bound[team][rank]:
+            place = self.dice.choice(sorted(self.bound[team][rank]))
+            self.workers[rank].multicast_unbind(self.teams[team][rank], rank, place * GRANULE, GRANULE)
+            del self.bound[team][rank][place]
+
+    def map(self, team: int, rank: int) -> None:
+        """Map an object."""
+        if not self.mapped[team][rank]:
+            size = self.GRANULES * GRANULE
+            self.mapped[team][rank] = self.workers[rank].map_block(self.teams[team][rank], size)["address"]
+
+    def unmap(self, team: int, rank: int) -> None:
+        """Unmap it."""
+        if self.mapped[team][rank]:
+            size = self.GRANULES * GRANULE
+            self.workers[rank].mem_unmap(self.mapped[team][rank], size)
+            self.workers[rank].mem_address_free(self.mapped[team][rank], size)
+            self.mapped[team][rank] = 0
+
+    def store(self, team: int, rank: int) -> None:
+        """Store one word where all have memory."""
+        whole = [place for place in range(self.GRANULES) if all(place in bound for bound in self.bound[team])]
+        if not whole or not self.mapped[team][rank]:
+            return
+        place = self.dice.choice(whole)
+        self.value += 1
+        self.workers[rank].write(self.mapped[team][rank] + place * GRANULE, [self.value])
+        for other in range(len(self.workers)):
+            self.words[other][self.bound[team][other][place]] = self.value
+
+    def check(self) -> None:
+        """Compare all memory with the model."""
+        for worker, block, words in zip(self.workers, self.blocks, self.words, strict=True):
+            assert [worker.read(block["address"] + at * GRANULE)[0] for at in range(self.GRANULES)] == words
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_anything_between_cycles(start: StartRank, seed: int) -> None:
+    """Binds, maps and stores in any order, with cycles and rollbacks from any step in between."""
+    walk = Walk(start, seed)
+    with Group(walk.workers) as group:
+        for _ in range(12):
+            for _ in range(12):
+                walk.step()
+            walk.check()
+            group.arenas()
+            group.quiesce()
+            for verb in ("release", "seal", "load", "remap")[: walk.dice.randrange(5)]:
+                group.all(verb)
+            group.resume()
+            walk.check()
+    assert walk.value > 20
 
 
 # Who is there when
