@@ -19,6 +19,7 @@ from tests.programs.tool import Tool
 from tests.sim.conftest import MIB, Background, running
 from tests.sim.multicast import NEW, SIZE, Seat, Team, bound_team, make_team
 from tests.sim.shim_control import GRANULE, Group, Refused, ask, used_bytes
+from tests.sim.test_suspend_states import UP, killed
 
 Start = Callable[..., Worker]
 StartRank = Callable[[int], Worker]
@@ -314,25 +315,26 @@ def test_anything_between_cycles(start: StartRank, seed: int) -> None:
 
 
 @pytest.mark.parametrize("form", ["mem", "addr"])
-def test_a_bind_that_waits_is_suspended_too(start: StartRank, tool: Tool, form: str) -> None:
+@pytest.mark.parametrize("waits", [0, 1], ids=["maker", "importer"])
+def test_a_bind_that_waits_is_suspended_too(start: StartRank, tool: Tool, form: str, waits: int) -> None:
     """Pitfall 4: it blocks until the last device was added, which is after a suspend and a resume."""
     team = make_team([start(0), start(1)], [0, 1], join=False)
-    first, second = team.seats
-    first.worker.multicast_add(first.team, 0)
-    arguments = (first.memory["handle"], 0, SIZE) if form == "mem" else (first.memory["address"], SIZE)
-    bind = first.worker.job("multicast_bind" if form == "mem" else "multicast_bind_at", first.team, 0, *arguments)
-    mapping = first.worker.job("map_block", first.team, SIZE)
-    assert first.worker.job_answer(bind, 0.3) is None and first.worker.job_answer(mapping) is None
+    early, late = team.seats[waits], team.seats[1 - waits]
+    early.worker.multicast_add(early.team, early.device)
+    arguments = (early.memory["handle"], 0, SIZE) if form == "mem" else (early.memory["address"], SIZE)
+    bind = early.worker.job("multicast_bind" if form == "mem" else "multicast_bind_at", early.team, 0, *arguments)
+    mapping = early.worker.job("map_block", early.team, SIZE)
+    assert early.worker.job_answer(bind, 0.3) is None and early.worker.job_answer(mapping) is None
     for _ in range(2):
         cycle(tool, team)
-        assert first.worker.job_answer(bind, 0.2) is None and first.worker.job_answer(mapping) is None
-    second.worker.multicast_add(second.team, 1)
-    assert first.worker.job_answer(bind, 10) == [0, None]
-    answer = first.worker.job_answer(mapping, 10)
+        assert early.worker.job_answer(bind, 0.2) is None and early.worker.job_answer(mapping) is None
+    late.worker.multicast_add(late.team, late.device)
+    assert early.worker.job_answer(bind, 10) == [0, None]
+    answer = early.worker.job_answer(mapping, 10)
     assert answer is not None and answer[0] == 0
-    first.address = answer[1]["address"]
-    second.bind()
-    second.map()
+    early.address = answer[1]["address"]
+    late.bind()
+    late.map()
     team.check(1)
     cycle(tool, team)
     team.check(2)
@@ -433,6 +435,23 @@ def test_rollback_of_a_suspend(start: StartRank, tool: Tool, machine: Setting, r
     machine.inject(rule)
     tool.suspend(*team.pids).expect(4)
     machine.inject("")
+    running(tool)
+    team.held()
+    team.check(1)
+    cycle(tool, team)
+    team.check(2)
+
+
+@pytest.mark.parametrize("step", ["release", "seal", "lock", "checkpoint", "freeze", "load", "remap", "unseal", "bind",
+                                  "check", "open"])
+def test_a_command_that_is_killed(start: StartRank, tool: Tool, step: str) -> None:
+    """At every step after the object was taken apart, and before it is whole: recover makes it whole."""
+    team = bound_team(start, 2)
+    team.hold(1)
+    if step in UP:
+        tool.suspend(*team.pids).expect(0)
+    killed(tool, step, "resume" if step in UP else "suspend", *team.pids)
+    tool.run("recover", "--driver", "sim", "--to", "running").expect(0)
     running(tool)
     team.held()
     team.check(1)
