@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from gpususpend import claims, discover, errors, preflight, processes, recover, resume, suspend
 from gpususpend.deadline import Deadline
@@ -227,6 +228,8 @@ def _one_group(context: Context, record: Record, report: Report, work: Callable[
             stack.enter_context(claims.exclusive(now.pids))
             session = Session(context, claims.runtime(now), now)
             session.gone = [member for member in gone if member.kind is not Kind.PLAIN]
+            # They stay in the record until a way back has told their loss.
+            session.record = replace(now, members=[*now.members, *session.gone])
             session.let_go([member for member in gone if member.kind is Kind.PLAIN])
             stack.callback(session.close)
             stack.enter_context(_reporting(context, session, report))

@@ -80,6 +80,8 @@ def recover(session: Session, goal: Goal) -> bool:
 def complete(session: Session) -> None:
     """Do what a suspend has left to do for a group whose memory is away."""
     record = session.record
+    for member in session.gone:
+        session.context.warn(f"pid {member.pid} ({member.comm}) has died; the resume will say what is lost with it")
     unfinished = record.stage is not Stage.SUSPENDED
     if record.depth is Depth.PAGES:
         if unfinished:

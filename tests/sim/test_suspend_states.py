@@ -150,6 +150,25 @@ def test_killed_holder_is_noticed_and_recover_seizes_again(pair: Pair, tool: Too
     pair.check()
 
 
+def test_FR2_a_rank_that_died_is_not_forgotten_by_recover(start_worker: Start, tool: Tool) -> None:
+    """The group stays suspended, its record and the warning name the dead; the resume tells the loss."""
+    living, dead = start_worker(0), start_worker(1)
+    for worker in (living, dead):
+        worker.fill(worker.alloc(MIB), MIB, 1)
+    holder = tool.suspend(living.pid, dead.pid).expect(0).json["groups"][0]["holder"]
+    dead.kill()
+    os.kill(holder, signal.SIGKILL)
+    for _ in range(2):
+        answer = recover(tool).expect(0)
+        assert any(f"pid {dead.pid}" in warning for warning in answer.json["warnings"]), answer
+        states = {rank["pid"]: rank["state"] for rank in answer.json["groups"][0]["ranks"]}
+        assert states == {living.pid: "suspended", dead.pid: "dead"}
+    answer = tool.resume(living.pid).expect(5)
+    assert answer.json["error"]["facts"]["lost"] == [dead.pid]
+    living.check()
+    assert records(tool) == []
+
+
 @pytest.mark.parametrize("step", DOWN)
 def test_command_killed_on_the_way_down(pair: Pair, tool: Tool, step: str) -> None:
     """At every step; `suspend` refuses then, and recover brings the ranks to running (pitfall 50)."""
