@@ -213,10 +213,14 @@ static CUresult named_or_current(CUcontext *context) {
     return *context && context_valid(*context) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
 }
 
-API(CALL_CONTEXT, cuCtxGetDevice, (CUdevice * device), (device)) {
+/* Measured: that a context was reset, or is poisoned, does not matter here. */
+API(CALL_INIT, cuCtxGetDevice, (CUdevice * device), (device)) {
+    CUcontext context = context_current();
     if (!device)
         return CUDA_ERROR_INVALID_VALUE;
-    *device = context_current()->device;
+    if (!context)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    *device = context->device;
     return CUDA_SUCCESS;
 }
 

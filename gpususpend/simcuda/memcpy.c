@@ -17,7 +17,7 @@ static CUcontext context_of(CUstream handle) {
 }
 
 static bool end_usable(const struct copy_end *end, CUcontext context, size_t size, bool write) {
-    return !end->device || range_is_usable(end->context ? end->context : context, end->address, size, write);
+    return !end->device || range_is_usable(end->context ? end->context : context, end->address, size, write, true);
 }
 
 static bool is_pageable(const struct copy_end *end) { return !end->device; }

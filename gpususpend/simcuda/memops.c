@@ -60,7 +60,7 @@ static CUresult check(const CUstreamBatchMemOpParams *op) {
     if (!is_wait(op->operation) && !is_write(op->operation))
         return CUDA_ERROR_INVALID_VALUE;
     size_t width = width_of(op->operation);
-    return op->waitValue.address % width || !range_is_usable(NULL, op->waitValue.address, width, false) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+    return op->waitValue.address % width || !range_is_usable(NULL, op->waitValue.address, width, false, false) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
 static CUresult batch(CUstream stream, unsigned count, const CUstreamBatchMemOpParams *list, unsigned flags) {

@@ -348,13 +348,13 @@ bool address_is_device(CUdeviceptr address) {
 
 /* Tell whether every byte of the range lies in some mapping that a copy or a set of the context may use: measured, one
  * that may not is refused at once, and the context goes on. NULL: whether it lies in a mapping at all. */
-bool range_is_usable(CUcontext context, CUdeviceptr address, size_t size, bool write) {
+bool range_is_usable(CUcontext context, CUdeviceptr address, size_t size, bool write, bool copy) {
     while (size) {
         struct mapping m;
         if (!mapping_find(address, &m))
             return false;
         size_t there = m.size - (size_t)(address - m.va);
-        bool usable = !context || may_access(&m, context, write, true);
+        bool usable = !context || may_access(&m, context, write, copy);
         mapping_done(&m);
         if (!usable || there >= size)
             return usable;

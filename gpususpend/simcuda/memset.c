@@ -9,7 +9,7 @@ static CUresult set(CUdeviceptr to, size_t pitch, unsigned value, unsigned eleme
     if (to % element || pitch % element || (height > 1 && pitch < width * element))
         return CUDA_ERROR_INVALID_VALUE;
     CUresult result = stream_find(handle, &stream);
-    if (result == CUDA_SUCCESS && !range_is_usable(stream->context, to, (height - 1) * pitch + width * element, true))
+    if (result == CUDA_SUCCESS && !range_is_usable(stream->context, to, (height - 1) * pitch + width * element, true, false))
         result = CUDA_ERROR_INVALID_VALUE;
     if (result == CUDA_SUCCESS && wait && stream_is_capturing(stream))
         result = capture_invalidate(stream);

@@ -7,13 +7,7 @@ static bool is_host(const struct mapping *m) { return m->kind == MAP_HOST || m->
 
 static bool is_vmm(const struct mapping *m) { return m->kind == MAP_VMM; }
 
-/* Measured: from a context that was given peer access the memory looks like its own device's. */
-static int ordinal_of(const struct mapping *m) {
-    CUcontext context = context_current();
-    if (m->device < 0)
-        return CU_DEVICE_CPU;
-    return context && m->kind == MAP_ALLOC && atomic_load(&context->peers) >> m->device & 1 ? context->device : m->device;
-}
+static int ordinal_of(const struct mapping *m) { return m->device < 0 ? CU_DEVICE_CPU : m->device; }
 
 #define GIVE(type, value)                 \
     do {                                  \

@@ -229,7 +229,7 @@ void view_done(struct view *view);
 uint64_t registration_at(CUdeviceptr address);
 static inline bool is_host_memory(const struct memory *memory) { return memory->device < 0 && memory->kind != MEM_MULTICAST; }
 bool address_is_device(CUdeviceptr address);
-bool range_is_usable(CUcontext context, CUdeviceptr address, size_t size, bool write);
+bool range_is_usable(CUcontext context, CUdeviceptr address, size_t size, bool write, bool copy);
 
 /* ---- vmm.c ---- */
 CUdeviceptr reserve_range(size_t size, size_t alignment, CUdeviceptr hint);

@@ -178,18 +178,24 @@ def from_peer() -> Memory | None:
     return memory
 
 
-def named(value: int | str, memory: Memory, own_context: int) -> Any:
-    """Return an address or a handle by what it is."""
+def named(value: int | str, memory: Memory) -> Any:
+    """Return an address by what it is."""
     if isinstance(value, str) or value < 4096:
         return value
-    if value == own_context:
-        return "the current context"
     if memory.base <= value <= memory.base + memory.size:
         return f"base + {value - memory.base}"
     return "another number" if value > 1 << 40 else value
 
 
 IDENTITIES = ("BUFFER_ID", "MEMORY_BLOCK_ID")
+HANDLES = ("CONTEXT", "MEMPOOL_HANDLE")
+
+
+def handle(value: int | str, own_context: int) -> Any:
+    """Return what a context or a pool is, not its number."""
+    if isinstance(value, str) or value == 0:
+        return value
+    return "the current context" if value == own_context else "another"
 
 
 def in_a_list(out: Any, number: int, address: Any) -> int:
@@ -214,8 +220,10 @@ def pointers(memory: Memory) -> Iterator[tuple[str, Any]]:
                 same = read(cuda.cuPointerGetAttribute, number, Address(memory.base)) == value
                 yield f"{where}: {name}", "as at the base" if same else "another"
                 continue
-            yield f"{where}: {name}", named(value, memory, own)
-            yield f"{where}: {name}, in a list", named(read(in_a_list, number, address), memory, own)
+            listed = read(in_a_list, number, address)
+            shown = [handle(one, own) if name in HANDLES else named(one, memory) for one in (value, listed)]
+            yield f"{where}: {name}", shown[0]
+            yield f"{where}: {name}, in a list", shown[1]
 
 
 def memories(memory: Memory) -> Iterator[tuple[str, Any]]:
@@ -223,7 +231,7 @@ def memories(memory: Memory) -> Iterator[tuple[str, Any]]:
     base, size = Address(), ctypes.c_size_t()
     last = Address(memory.base + memory.size - 1)
     rc = cuda.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), last)
-    yield f"{memory.kind}: address range", f"refused {rc}" if rc else [named(base.value, memory, 0), size.value]
+    yield f"{memory.kind}: address range", f"refused {rc}" if rc else [named(base.value, memory), size.value]
     location = Location(1, 0)
     yield f"{memory.kind}: access", read(lambda out: cuda.cuMemGetAccess(out, ctypes.byref(location), last))
     handle = ctypes.c_uint64()
@@ -236,7 +244,7 @@ def memories(memory: Memory) -> Iterator[tuple[str, Any]]:
         yield f"{memory.kind}: properties", f"refused {rc}" if rc else shown
     yield f"{memory.kind}: host flags", read(lambda out: cuda.cuMemHostGetFlags(out, ctypes.c_void_p(memory.base)))
     device = read(lambda out: cuda.cuMemHostGetDevicePointer_v2(out, ctypes.c_void_p(memory.base), 0))
-    yield f"{memory.kind}: device pointer", named(device, memory, 0)
+    yield f"{memory.kind}: device pointer", named(device, memory)
 
 
 @contextlib.contextmanager

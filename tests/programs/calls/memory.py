@@ -72,6 +72,10 @@ def _attribute(name: str) -> Any:
 @command
 def pointer_attribute(name: str, address: int) -> Result:
     """Return the attribute CU_POINTER_ATTRIBUTE_<name> of an address."""
+    if name == "DEVICE_ORDINAL":  # cuda-bindings 13.3.1 shows 0, whatever the driver answers
+        ordinal = ctypes.c_int(-1)
+        code = ctypes.CDLL("libcuda.so.1").cuPointerGetAttribute(ctypes.byref(ordinal), 9, ctypes.c_uint64(address))
+        return Result(code, None if code else ordinal.value)
     return ask("cuPointerGetAttribute", _attribute(name), address)
 
 
