@@ -243,13 +243,21 @@ class ChunkDirectory(Backend):
         removed = []
         for start in range(0, len(names), _BATCH):
             with self._sweep_lock(exclusive=True):
-                for name in names[start : start + _BATCH]:
-                    with contextlib.suppress(FileNotFoundError), self.files.opened(self.file_of(name)) as fd:
-                        entry = _entry(name, self.files.system.fstat(fd))
-                        if still(entry) and self.files.system.try_lock(fd, True):
-                            self.files.system.unlink(self.file_of(name))
-                            removed.append(entry)
+                found = [self._remove(name, still) for name in names[start : start + _BATCH]]
+            removed += [entry for entry in found if entry is not None]
         return removed
+
+    def _remove(self, name: str, still: Callable[[Entry], bool]) -> Entry | None:
+        path = self.file_of(name)
+        try:
+            with self.files.opened(path) as fd:
+                entry = _entry(name, self.files.system.fstat(fd))
+                if still(entry) and self.files.system.try_lock(fd, True):
+                    self.files.system.unlink(path)
+                    return entry
+        except FileNotFoundError:
+            pass  # another has removed it
+        return None
 
     def entries(self) -> Iterator[Entry]:
         """Yield every chunk, in no order; raises OSError. Files of other names are passed over."""

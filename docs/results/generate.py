@@ -107,7 +107,7 @@ def store_section(name: str, record: dict[str, Any]) -> str:
     facts = [
         f"- commit `{record['commit']}`, {record['date']}",
         f"- {host['cpus']} processors ({host['machine']}), kernel {host['kernel']}, Python {host['python']}, "
-        f"{record['filesystem']}; load when it ended: {record['load']}",
+        f"{record['filesystem']}; load when it ended: {record['load']}, nice {record['nice']}",
         f"- `{' '.join(record['command'])}`",
     ]
     lines = [

@@ -85,7 +85,7 @@ def test_page_shows_a_measurement_of_the_store(generate: ModuleType) -> None:
     }  # fmt: skip
     bench = {
         "schema": "gpushare-store-bench/1", "commit": "fedcba987654", "date": "2026-01-01", "filesystem": "ext4",
-        "host": {"cpus": 2, "machine": "x86_64", "kernel": "6.1", "python": "3.11"}, "load": 0.5,
+        "host": {"cpus": 2, "machine": "x86_64", "kernel": "6.1", "python": "3.11"}, "load": 0.5, "nice": 0,
         "command": ["python", "-m", "tests.bench.store"], "lines": [line],
     }  # fmt: skip
     write(generate, "disk", bench)
