@@ -190,6 +190,7 @@ def filled(
     A signal turns back in the middle of it: this may take minutes.
     """
     context = session.context
+    dumpable = session.record.depth is Depth.PROCESS
     pieces: list[int] = []  # appended to by many threads, which is atomic; only its sum is read
 
     def count(piece: int) -> None:
@@ -198,7 +199,7 @@ def filled(
             context.interrupts.check("prepare")
 
     slots = phases.parallel(
-        ranks, lambda rank: context.tools.prepare_arena(wanted[rank.pid], count),
+        ranks, lambda rank: context.tools.prepare_arena(wanted[rank.pid], count, dumpable),
         lambda done: context.progress.update(done, sum(pieces)),
     )  # fmt: skip
     try:

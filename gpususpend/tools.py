@@ -46,11 +46,11 @@ class Tools:
         names = [processes.CONTROL_THREAD, *([processes.SIMULATED_GPU_THREAD] if self.simulated else [])]
         return Holder.start(self.state_dir, names)
 
-    def prepare_arena(self, size: int, progress: Callable[[int], None]) -> Arena:
-        """Make an arena of populated memory.  Raises NotEnoughMemory."""
+    def prepare_arena(self, size: int, progress: Callable[[int], None], dumpable: bool) -> Arena:
+        """Make an arena of populated memory, of a kind that CRIU can dump or of any.  Raises NotEnoughMemory."""
         from gpususpend import arena
 
-        return arena.prepare(size, progress=progress)
+        return arena.prepare(size, arena.DUMPABLE_KINDS if dumpable else arena.ALL_KINDS, progress=progress)
 
     def check_memory(self, charges: Sequence[tuple[int, int]]) -> None:
         """Refuse unless every process can be charged its bytes, all together.  Raises NotEnoughMemory."""

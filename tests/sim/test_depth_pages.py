@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 
 import pytest
 
+from gpususpend import arena, errors
 from gpususpend.defaults import COMMAND
 from tests.programs.client import Worker
 from tests.programs.setting import Setting
@@ -171,3 +173,17 @@ def test_help_names_the_depths(tool: Tool) -> None:
     """With the command's own name in the example."""
     text = tool.run("suspend", "--help", json_out=False).expect(0).stdout
     assert "pages|process" in text.replace("process|pages", "pages|process") and COMMAND in text
+
+
+def test_the_arena_has_huge_pages_on_any_machine(start_worker: Callable[..., Worker], tool: Tool) -> None:
+    """No dump can be taken at this depth, so that a private tmpfs may give them, whatever the machine's settings are."""
+    try:
+        os.close(arena.prepare(MIB, [arena.Kind.TMPFS]).fd)
+    except errors.NotEnoughMemory:
+        pytest.skip("this machine gives no huge pages (private tmpfs)")
+    worker = start_worker(0)
+    worker.fill(worker.alloc(4 * MIB), 4 * MIB, 1)
+    answer = tool.run("suspend", "--driver", "sim", "--depth", "pages", worker.pid).expect(0)
+    assert "plain pages" not in answer.stderr
+    tool.resume(worker.pid).expect(0)
+    worker.check()

@@ -371,7 +371,7 @@ class ModelTools:
         """Return a holder."""
         return ModelHolder(self.world)
 
-    def prepare_arena(self, size: int, progress: Callable[[int], None]) -> ModelArena:
+    def prepare_arena(self, size: int, progress: Callable[[int], None], dumpable: bool) -> ModelArena:
         """Return an arena."""
         from gpususpend.arena import Kind as ArenaKind
 
