@@ -498,10 +498,12 @@ cdef bint phase_seal(bint host, uint64_t deadline, uint64_t *fds, uint64_t *byte
     global phase
     if phase != PHASE_RELEASED and phase != PHASE_SEALED:
         return fail(f, b"phase", b"seal", b"seal needs a released process")
-    if not tables_are_free(f) or not driver_is_free(f) or not seal_fds(False, f):
+    if not tables_are_free(f) or not driver_is_free(f):
+        return False
+    phase = PHASE_SEALED  # before the first descriptor is replaced: whoever turns back half-way has to unseal
+    if not seal_fds(False, f):
         return False
     fds[0] = sealed_fds()
-    phase = PHASE_SEALED
     if host:
         if not save_all_host(f) or not seal_host(False, deadline, bytes, f) or not seal_host(True, deadline, bytes, f):
             return False

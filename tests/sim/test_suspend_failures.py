@@ -305,3 +305,23 @@ def test_killed_in_the_middle_of_a_write(tool: Tool, tmp_path: Path) -> None:
     (Path(tool.state_dir) / "group-bad.json").write_text("{")
     tool.run("status").expect(0)
     assert sys.executable and ROOT
+
+
+def test_rank_without_descriptors(start_worker: Callable[..., Worker], tool: Tool) -> None:
+    """A rank that has used up its descriptors, its exports among them, is suspended or runs on, and loses nothing."""
+    worker = start_worker(0)
+    block = worker.block(2 * MIB)
+    worker.fill(block["address"], 2 * MIB, 1)
+    kept = [worker.mem_export(block["handle"]) for _ in range(3)]
+    opened = worker.use_up_fds()
+    answer = tool.suspend(worker.pid).expect(0, 4)
+    if answer.exit_code == 0:
+        tool.resume(worker.pid).expect(0)
+    for fd in opened:
+        worker.close_fd(fd)
+    worker.check()
+    for fd in kept:
+        worker.mem_release(worker.mem_import(fd))
+    tool.suspend(worker.pid).expect(0)
+    tool.resume(worker.pid).expect(0)
+    worker.check()
