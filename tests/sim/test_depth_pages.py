@@ -176,7 +176,7 @@ def test_help_names_the_depths(tool: Tool) -> None:
 
 
 def test_the_arena_has_huge_pages_on_any_machine(start_worker: Callable[..., Worker], tool: Tool) -> None:
-    """No dump can be taken at this depth, so that a private tmpfs may give them, whatever the machine's settings are."""
+    """No dump can be taken at this depth, so a private tmpfs may give them, whatever the machine's settings are."""
     try:
         os.close(arena.prepare(MIB, [arena.Kind.TMPFS]).fd)
     except errors.NotEnoughMemory:
