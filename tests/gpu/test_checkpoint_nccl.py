@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,42 @@ def test_nccl(machine: Setting, group: Group, tmp_path: Path, transport: str) ->
         ranks.finish()
     finally:
         ranks.kill()
+
+
+def nccl_ranks(machine: Setting, folder: Path) -> Stepping:
+    """Start two ranks at NCCL's default transport."""
+    folder.mkdir()
+    env = NO_MULTICAST | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    return Stepping(machine, "tests.programs.nccl_rank", 2, folder, env)
+
+
+@pytest.mark.machine(devices=2, driver="real")
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("depth", ["process", "pages"])
+@pytest.mark.parametrize("both", [False, True], ids=["one is cycled", "both are cycled"])
+def test_two_groups_on_the_same_gpus(machine: Setting, group: Group, tmp_path: Path, depth: str, both: bool) -> None:
+    """What one group goes through is nothing to another one, as when models are swapped."""
+    pytest.importorskip("torch")
+    first, second = nccl_ranks(machine, tmp_path / "first"), nccl_ranks(machine, tmp_path / "second")
+    try:
+        for one in (first, second):
+            one.wait_for_more(5, 120)
+        cycled = [first, second] if both else [first]
+        with ThreadPoolExecutor(len(cycled)) as pool:
+            for _ in range(3):
+                for answer in pool.map(lambda one: group.tool.suspend(*one.pids, options=("--depth", depth)), cycled):
+                    answer.expect(0)
+                if not both:
+                    second.wait_for_more(5, 60)
+                for answer in pool.map(lambda one: group.tool.resume(*one.pids), cycled):
+                    answer.expect(0)
+                for one in (first, second):
+                    one.wait_for_more(5, 60)
+        for one in (first, second):
+            one.finish()
+    finally:
+        first.kill()
+        second.kill()
 
 
 # Four ranks that copy all the time are more than a small machine without a GPU has processors for.
