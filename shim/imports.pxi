@@ -39,6 +39,8 @@ cdef void import_known(Object *o, uint64_t nonce, uint64_t id, int pid, uint32_t
     o.key_nonce = nonce
     o.key_id = id
     o.exporter = pid
+    if o.added_to == o.epoch:
+        o.added_to = epoch
     o.epoch = epoch
     o.size = size
     o.owner = OWNER_KNOWN

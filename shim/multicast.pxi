@@ -73,21 +73,19 @@ cdef public CUresult cuMulticastCreate(CUmemGenericAllocationHandle *mcHandle,
 
 
 cdef CUresult add_device(Object *o, int device) noexcept nogil:
-    """Add a device to a pinned object, and tell its owner."""
+    """Add a device to a pinned object."""
     cdef CUresult rc = gs_real.cuMulticastAddDevice(o.real, device)
     if rc == 0 and o.cls == CLASS_MULTICAST and 0 <= device < MAX_DEVICES:
         o.joined |= <uint64_t>1 << device
         o.added |= <uint64_t>1 << device
         o.added_to = o.epoch
-        if o.owner == OWNER_KNOWN and team_tell(o, deadline_in(TEAM_TIMEOUT_MS)) < 0:
-            gs_log(b"the owner of a multicast object was not told of a device; it is told later")
     return rc
 
 
 cdef public CUresult cuMulticastAddDevice(CUmemGenericAllocationHandle mcHandle, CUdevice dev) noexcept nogil:
-    """Add a device to a multicast object."""
+    """Add a device to a multicast object, and tell its owner, meanwhile outside the gate: it may be stopped."""
     cdef CUresult rc = CUDA_ERROR_INVALID_VALUE
-    cdef Object *o
+    cdef Object *o = NULL
     if gs_real.cuMulticastAddDevice == NULL and not gs_find(<void *>&gs_real.cuMulticastAddDevice):
         return gs_absent()
     gs_enter(GS_MEMORY, NULL, GS_NO_STREAM)
@@ -95,9 +93,14 @@ cdef public CUresult cuMulticastAddDevice(CUmemGenericAllocationHandle mcHandle,
         o = object_pin(mcHandle)
         if o != NULL:
             rc = add_device(o, dev)
-            object_unpin(o)
     else:
         rc = gs_real.cuMulticastAddDevice(mcHandle, dev)
+    if o != NULL and rc == 0:
+        gs_leave(GS_MEMORY)
+        team_tell_surely(o)
+        gs_enter(GS_MEMORY, NULL, GS_NO_STREAM)
+    if o != NULL:
+        object_unpin(o)
     gs_leave(GS_MEMORY)
     return rc
 

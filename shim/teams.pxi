@@ -7,7 +7,8 @@
 
 cdef enum:
     MAX_JOINS = 65536
-    TEAM_TIMEOUT_MS = 5000
+    TEAM_TIMEOUT_MS = 2000
+    TEAM_TRIES = 5
 
 # A device that some process has added to an object that is owned here.
 ctypedef struct Join:
@@ -173,6 +174,36 @@ cdef int team_tell(Object *o, uint64_t deadline) noexcept nogil:
     if n >= <int>o.team.numDevices:
         o.complete = 1
     return n
+
+
+cdef int asked_pid(Object *o) noexcept nogil:
+    """Return which process an object's owner is, or is said to be by the tag on its descriptor; 0: nobody knows."""
+    cdef int fd, pid
+    if o.owner != OWNER_UNKNOWN:
+        return owner_pid(o)
+    fd = fdref_current(o)
+    if fd < 0:
+        return 0
+    pid = fcntl(fd, F_GETOWN)
+    close(fd)
+    return pid
+
+
+cdef void team_tell_surely(Object *o) noexcept nogil:
+    """Tell the owner of an object of the devices that were just added: without that its own binds wait for ever.
+
+    A stopped owner is waited for; one that runs and does not answer is given up.
+    """
+    cdef uint32_t unanswered = 0
+    while unanswered != TEAM_TRIES:
+        if o.owner == OWNER_UNKNOWN:
+            retry_unknown(o)
+        if o.cls != CLASS_MULTICAST or o.owner == OWNER_KNOWN and team_tell(o, deadline_in(TEAM_TIMEOUT_MS)) >= 0:
+            return
+        if peer_is_gone(asked_pid(o)):
+            return
+        unanswered += 0 if is_stopped(asked_pid(o)) else 1
+    gs_log(b"the owner of a multicast object was not told of a device")
 
 
 cdef bint team_ready(Object *o) noexcept nogil:

@@ -422,6 +422,34 @@ def test_a_maker_that_is_gone(start: StartRank, tool: Tool) -> None:
     team.check(9)
 
 
+def test_a_maker_that_did_not_answer(start: StartRank, tool: Tool, machine: Setting) -> None:
+    """It was stopped while another imported and added a device; it is told at the suspend, also if that fails."""
+    one, two = start(0), start(1)
+    with Group([one]) as group:
+        group.cycle()  # so that epochs differ
+    team = make_team([one], [0], count=2)
+    with Group([one]) as group:
+        group.cycle()
+    number = one.hand(one.mem_export(team.seats[0].team), two)
+    one.halt()
+    handle = two.mem_import(number)
+    job = two.job("multicast_add", handle, 1)
+    assert two.job_answer(job, 3) is None
+    one.go_on()
+    assert two.job_answer(job, 10) == [0, None]
+    team.seats.append(Seat(two, 1, handle, two.block(SIZE, ordinal=1)))
+    for seat in team.seats:
+        seat.bind()
+        seat.map()
+    machine.inject("cuMulticastUnbind 1 2", two.pid)
+    tool.suspend(*team.pids).expect(4)
+    machine.inject("")
+    team.check(1)
+    for round in range(2):
+        cycle(tool, team)
+        team.check(round)
+
+
 def test_half_of_a_team_is_refused(start: StartRank, tool: Tool) -> None:
     team = bound_team(start, 2)
     answer = tool.suspend(team.pids[0]).expect(3)
