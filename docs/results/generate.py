@@ -17,6 +17,7 @@ FOLDER = Path(__file__).resolve().parent
 PAGE = FOLDER / "README.md"
 DEMO = "gpushare-demo/1"
 STORE = "gpushare-store-bench/1"
+VLLM = "gpushare-vllm/1"
 GB = 1e9
 MIB = 1 << 20
 
@@ -43,6 +44,17 @@ value by the baseline's; of times less is better.
 """
 
 
+VLLM_INTRODUCTION = """\
+## vLLM
+
+By `python -m tests.gpu.vllm` ([how](../how-to/test-on-gpus.md#a-vllm-server)): a server with two ranks, taken off its
+GPUs and put back. Every second cycle has requests in flight. *stop* is the time from the closing of the gates until the
+threads are stopped; before it the server works. Tokens a second are those of 16 streams together, before the first
+cycle. *alone* is the request that is sent by itself after each cycle, *in flight* what equals a run without a suspend,
+*two runs* what two such runs have in common.
+"""
+
+
 class BadRecord(Exception):
     """A recorded file is not what the page can be made from."""
 
@@ -50,8 +62,8 @@ class BadRecord(Exception):
 def load(path: Path) -> dict[str, Any]:
     """Return one recorded run. Raises BadRecord."""
     record = json.loads(path.read_text())
-    if record.get("schema") not in (DEMO, STORE):
-        raise BadRecord(f"{path.name}: schema {record.get('schema')!r}, neither {DEMO!r} nor {STORE!r}")
+    if record.get("schema") not in (DEMO, STORE, VLLM):
+        raise BadRecord(f"{path.name}: schema {record.get('schema')!r}, none of {DEMO!r}, {STORE!r}, {VLLM!r}")
     if not record.get("commit"):
         raise BadRecord(f"{path.name}: no commit; set GPUSHARE_COMMIT where the tree has no history")
     return dict(record)
@@ -62,12 +74,19 @@ def row(cells: list[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
+def phases_of(report: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the phases of a command's report, or the driver's steps where no command was used."""
+    if "groups" in report:
+        return [phase for group in report["groups"] for phase in group["phases"]]
+    return [{"name": name, **step} for name, step in report.items()]
+
+
 def phase_rows(record: dict[str, Any]) -> list[str]:
     """Return a line for each phase: the median over the cycles, then every sample."""
     samples: dict[tuple[str, str], list[tuple[float, int]]] = {}
     for cycle in record["cycles"]:
-        for verb in ("suspend", "resume"):
-            for phase in (phase for group in cycle[verb]["report"]["groups"] for phase in group["phases"]):
+        for verb in (verb for verb in ("suspend", "resume") if verb in cycle):
+            for phase in phases_of(cycle[verb]["report"]):
                 sample = (phase["seconds"], phase.get("bytes") or 0)
                 samples.setdefault((verb, phase["name"]), []).append(sample)
             samples.setdefault((verb, "whole command"), []).append((cycle[verb]["seconds"], 0))
@@ -134,12 +153,65 @@ def store_section(name: str, record: dict[str, Any]) -> str:
     return "\n".join([f"### {name}", "", *facts, "", *lines, ""])
 
 
+STOP = ("quiesce", "release", "seal", "lock", "checkpoint", "freeze")
+
+
+def stop_seconds(report: dict[str, Any]) -> float:
+    """Return how long the workload stood still until it was suspended; a second filling of the arena falls into it."""
+    phases = phases_of(report)
+    begun = next((at for at, phase in enumerate(phases) if phase["name"] in STOP), 0)
+    return sum(phase["seconds"] for phase in phases[begun:])
+
+
+def vllm_row(name: str, record: dict[str, Any]) -> list[str]:
+    """Return the line of one server in the table of all."""
+    whole = [cycle for cycle in record["cycles"] if "resume" in cycle]
+
+    def median(values: list[float]) -> str:
+        return f"{statistics.median(values):.2f}" if values else ""
+
+    def share(one: dict[str, Any]) -> str:
+        return f"{one['tokens_equal_before_first_difference']} of {one['tokens']}"
+
+    flights = [cycle["agreement"] for cycle in whole if "agreement" in cycle]
+    least = min(flights, key=lambda one: int(one["tokens_equal_before_first_difference"]), default=None)
+    return [
+        name,
+        record["mode"],
+        str(max(record.get("used_mib", [0]))),
+        str(max(record.get("tokens_per_second_16", [0])[:3])),
+        str(len(whole)),
+        median([stop_seconds(cycle["suspend"]["report"]) for cycle in whole]),
+        median([cycle["suspend"]["seconds"] for cycle in whole]),
+        median([cycle["resume"]["seconds"] for cycle in whole]),
+        f"{sum(cycle.get('same_alone', False) for cycle in whole)} of {len(whole)}",
+        share(least) if least else "",
+        share(record["without_suspend"]) if "without_suspend" in record else "",
+        record.get("error", "")[:160],
+    ]
+
+
+def vllm_sections(records: list[tuple[str, dict[str, Any]]]) -> str:
+    """Return the table of all servers, and the phases of each."""
+    heads = ["run", "mode", "MiB a GPU", "tokens/s", "cycles", "stop, s", "suspend, s", "resume, s", "alone equal",
+             "in flight equal, least", "two runs", "ended by"]  # fmt: skip
+    lines = [row(heads), row(["---", "---", *["---:"] * 10]), *(row(vllm_row(*one)) for one in records)]
+    for name, record in records:
+        shown = " ".join(f"{key}={value}" for key, value in record["environment"].items())
+        lines += ["", f"### {name}", "", f"- commit `{record['commit']}`, {record['date']}, {record['driver'].strip()}",
+                  f"- `{' '.join(record['argv'])}`", f"- `{' '.join(record['command'])}`", f"- environment: `{shown}`",
+                  "", *phase_rows(record)]  # fmt: skip
+    return "\n".join([*lines, ""])
+
+
 def page() -> str:
     """Return the page for the files that lie in raw/."""
     records = [(path.stem, load(path)) for path in sorted((FOLDER / "raw").glob("*.json"))]
     demos = [demo_section(name, record) for name, record in records if record["schema"] == DEMO]
     stores = [store_section(name, record) for name, record in records if record["schema"] == STORE]
+    servers = [one for one in records if one[1]["schema"] == VLLM]
     parts = [INTRODUCTION, *(demos or ["No run on a GPU is recorded yet.\n"])]
+    parts += [VLLM_INTRODUCTION, vllm_sections(servers)] if servers else []
     return "\n".join([*parts, STORE_INTRODUCTION, *(stores or ["None is recorded yet.\n"])])
 
 

@@ -96,6 +96,31 @@ def test_page_shows_a_measurement_of_the_store(generate: ModuleType) -> None:
     assert "| save | 1.80 GB/s | bare writes | 2.00 | 0.90 | ratio >= 0.95 | **missed** |" in page
 
 
+def test_page_puts_servers_side_by_side(generate: ModuleType) -> None:
+    """With the shim and with the driver alone, whose steps are no phases; what ended a run stands beside it."""
+    counted = {"requests": 2, "requests_equal": 1, "tokens": 100, "tokens_equal_before_first_difference": 90}
+    common = {
+        "schema": "gpushare-vllm/1", "commit": "abcdef012345", "date": "2026-01-01", "driver": "580.1",
+        "argv": ["python", "-m", "tests.gpu.vllm"], "command": ["vllm"], "environment": {"NCCL_X": "1"},
+        "used_mib": [10, 11], "tokens_per_second_16": [5, 7, 6, 9], "without_suspend": counted,
+    }  # fmt: skip
+    down = {"groups": [{"phases": [
+        {"name": "prepare", "seconds": 9.0, "bytes": 1}, {"name": "quiesce", "seconds": 0.5},
+        {"name": "prepare", "seconds": 3.0, "bytes": 1}, {"name": "freeze", "seconds": 0.5},
+    ]}]}  # fmt: skip
+    up = {"groups": [{"phases": [{"name": "load", "seconds": 1.0, "bytes": 10**9}]}]}
+    with_shim = {"suspend": {"seconds": 13.5, "report": down}, "resume": {"seconds": 1.5, "report": up},
+                 "same_alone": True, "agreement": counted}  # fmt: skip
+    bare = {"suspend": {"seconds": 25.0, "report": {"lock": {"codes": [0], "seconds": 1.0},
+                                                    "checkpoint": {"codes": [0], "seconds": 20.0}}}}
+    write(generate, "a", {**common, "mode": "shim", "cycles": [with_shim]})
+    write(generate, "b", {**common, "mode": "bare", "cycles": [bare], "error": "restore answered 1"})
+    page = generate.page()
+    assert "| a | shim | 11 | 7 | 1 | 4.00 | 13.50 | 1.50 | 1 of 1 | 90 of 100 | 90 of 100 |  |" in page
+    assert "| b | bare | 11 | 7 | 0 |  |  |  | 0 of 0 |  | 90 of 100 | restore answered 1 |" in page
+    assert "| suspend | checkpoint | 20.000 |" in page
+
+
 def test_simulated_run_shows_no_times(generate: ModuleType) -> None:
     write(generate, "sim", record(simulated=True))
     assert "simulated" in generate.page()

@@ -17,6 +17,7 @@ import os
 import subprocess
 import sys
 import time
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +58,15 @@ class Run:
         self.server = Server(given.model, given.out.with_suffix(".server.log"), given.port, launcher=launcher,
                              flags=flags, environ=variables)
         shown = {name: value for name, value in sorted(variables.items())
-                 if any(word in name for word in ("NCCL", "VLLM", "TORCH", "NVSHMEM", "CUDA_", "GPUSHARE"))}
-        self.record: dict[str, Any] = {"mode": given.mode, "depth": given.depth, "command": self.server.command,
-                                       "environment": shown, "commit": os.environ.get("GPUSHARE_COMMIT", ""),
-                                       "driver": Path("/proc/driver/nvidia/version").read_text().splitlines()[0],
-                                       "cycles": []}
+                 if name.startswith(("NCCL_", "VLLM_", "TORCH_", "NVSHMEM_", "CUDA_VISIBLE", "GPUSHARE_"))}
+        command = [Path(word).name if word == sys.executable else word for word in self.server.command]
+        self.record: dict[str, Any] = {
+            "schema": "gpushare-vllm/1", "mode": given.mode, "depth": given.depth,
+            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "argv": ["python", "-m", "tests.gpu.vllm", *sys.argv[1:]], "command": command, "environment": shown,
+            "commit": os.environ.get("GPUSHARE_COMMIT", ""),
+            "driver": Path("/proc/driver/nvidia/version").read_text().splitlines()[0], "cycles": [],
+        }
 
     def save(self) -> None:
         """Write what is known so far."""
