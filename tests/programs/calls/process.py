@@ -93,6 +93,14 @@ def event_ipc_get(event: int) -> Result:
     return Result(answer.code, answer.value and opaque(answer.value))
 
 
+@command
+def event_ipc_open(handle: str) -> Result:
+    """Open an event by its IPC handle; return the event."""
+    wanted = cu.CUipcEventHandle()
+    ctypes.memmove(wanted.getPtr(), bytes.fromhex(handle), len(handle) // 2)
+    return ask("cuIpcOpenEventHandle", wanted)
+
+
 def _descriptor() -> int:
     """Return a new descriptor, for a driver that takes it over."""
     return os.open("/dev/zero", os.O_RDONLY)
