@@ -1,9 +1,9 @@
 """`python -m tests.gpu.probes.ipc_events`: does an interprocess event still reach the other process after a restore?
 
 Two processes on one GPU, without the shim. Each is asked in turn: it records the event behind a kernel that waits for a
-flag; the other queries it (600 wanted), lets a stream wait for it, the flag is set, and both must see the event happen
-(0). Before a checkpoint of both, after it, and after a second one; in the end the handle is opened anew. Prints one line
-for each question, and says what differs from the first round.
+flag; the other queries it (600 wanted) and lets a stream wait for it; the flag is set, and both must see the event
+happen (0). Before a checkpoint of both, after it, and after a second one; in the end the handle is opened anew. Prints
+one line for each round; exits with 1 if they differ.
 """
 
 from __future__ import annotations
