@@ -368,7 +368,7 @@ class NotSuspended(Refused):
     """The command needs a suspended group and there is none."""
 
     code = "not-suspended"
-    template = "pid {pid} belong to no suspended group"
+    template = "no suspended group has pid {pid}"
 
 
 class NothingToRecover(Refused):

@@ -126,7 +126,7 @@ def _check(context: Context, session: Session, found: list[Found], allow_unshimm
     plans, usage = preflight.plans_of(session.group, limits), tools.usage(session.driver)
     preflight.check_modes(session.group, plans, tools.gpus(session.driver), usage, context.warn)
     session.holder.check(session.targets(everybody=True), Deadline(limits.threads_s))
-    preflight.check_memory(session.group, tools, plans, usage)
+    preflight.check_memory(session.group, tools, plans, usage, depth, limits)
 
 
 def _group(found: list[Found]) -> Group:
@@ -248,6 +248,15 @@ def _refuse_reused(gone: list[Member]) -> None:
 # --- stop
 
 
+@contextlib.contextmanager
+def _still_there(record: Record) -> Iterator[None]:
+    """Refuse where another command has brought the group back meanwhile."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise errors.NotSuspended(pid=record.pids[0]) from None
+
+
 def stop_targets(context: Context, targets: Targets, report: Report) -> None:
     """End the holders of suspended groups: the threads run, the gates hold, a dump can be taken."""
     records, others = claims.named_records(context, targets)
@@ -255,7 +264,7 @@ def stop_targets(context: Context, targets: Targets, report: Report) -> None:
         raise errors.NotSuspended(pid=others or "(none named)")
     changed = False
     for record in records:
-        with claims.taken(context, record) as now, claims.exclusive(now.pids):
+        with _still_there(record), claims.taken(context, record) as now, claims.exclusive(now.pids):
             if now.stage is not Stage.SUSPENDED:
                 raise errors.NeedsRecover(pid=now.members[0].pid, phase=f"{now.stage.value}: {now.step}")
             if now.depth is Depth.PAGES:

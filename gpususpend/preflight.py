@@ -332,14 +332,20 @@ def plans_of(group: Group, limits: Limits) -> dict[int, Plan]:
     return phases.results("preflight", phases.parallel(group.ranks, ask))
 
 
-def check_memory(group: Group, tools: Tools, plans: Mapping[int, Plan], usage: Mapping[str, GpuUsage]) -> None:
+def check_memory(
+    group: Group, tools: Tools, plans: Mapping[int, Plan], usage: Mapping[str, GpuUsage], depth: Depth, limits: Limits
+) -> None:
     """Refuse a suspend for which host memory or a cgroup lacks room; going over a cgroup's limit would kill.
 
-    The arenas are charged to this command, which fills them; the copy that the driver keeps of its own part, and the
-    copy of host-class memory, to each process.
+    The arenas are charged to this command, which fills them, but for what is there already; the copy that the driver
+    keeps of its own part, and the copy of host-class memory, to each process, where these leave their places at all.
     """
-    charges = [(os.getpid(), sum(map(arena_to_hand_over, plans.values())))]
-    for pid in group.cuda_pids:
+    def missing(rank: Rank) -> int:
+        plan, there = plans[rank.pid], rank.status(Deadline(limits.request_s)).number("arena_bytes")
+        return max(0, arena_to_hand_over(plan) - there) if plan.arena_bytes > there else 0
+
+    charges = [(os.getpid(), sum(map(missing, group.ranks)))]
+    for pid in group.cuda_pids if depth is Depth.PROCESS else []:
         plan = plans.get(pid, Plan(0, 0))
         used = sum(gpu.by_pid.get(pid, 0) for gpu in usage.values())
         own = max(0, used - sum(plan.device_bytes.values()))

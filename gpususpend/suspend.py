@@ -41,6 +41,7 @@ PENDING_GRACE_S = 5.0
 # How long a workload that is not to be suspended any more may be held up for the sake of the memory of its arenas.
 ARENA_CUT_S = 5.0
 ANSWER_S = 1.0
+KEPT_BYTES = 32 << 20  # of a GPU at depth pages, by which what others do there is told from memory that stays
 
 
 def suspend(session: Session) -> None:
@@ -101,6 +102,13 @@ def leave(session: Session, usage_before: dict[str, GpuUsage]) -> None:
     session.usage = {
         uuid: (before.used_bytes, after[uuid].used_bytes) for uuid, before in usage_before.items() if uuid in after
     }
+    for uuid, carried in session.carried.items():
+        used, left = session.usage.get(uuid, (carried, 0))
+        if used - left < carried - KEPT_BYTES:
+            session.context.warn(
+                f"GPU {uuid} gave back {readable_bytes(max(0, used - left))} of {readable_bytes(carried)}: "
+                "something keeps memory of the group, or others have allocated meanwhile"
+            )
     session.interruptible = False
     session.note(stage=Stage.SUSPENDED, step="suspended", room_bytes=session.carried, error="")
 

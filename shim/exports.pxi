@@ -56,16 +56,15 @@ cdef bint same_file(int a, int b) noexcept nogil:
 
 
 cdef bint fdref_new(Object *o, int fd, bint received) noexcept nogil:
-    """Keep a duplicate of an exported descriptor; False if the table is full.
+    """Keep a duplicate of an exported descriptor; False if there is none left, or the table is full.
 
-    Where no descriptor is left the application's call is not made to fail: the export is not recognised later, and a
-    suspend finds and names it.
+    An export that is not recognised later would keep the memory of before a suspend: without a duplicate there is none.
     """
     cdef FdRef *ref
     cdef int copy = fcntl(fd, F_DUPFD_CLOEXEC, 3)
     if copy < 0:
         gs_log(b"no descriptor left for the identity of an export")
-        return True
+        return False
     gs_lock(&tables_mutex)
     ref = <FdRef *>table_take(&fdrefs, sizeof(FdRef), MAX_FDREFS)
     if ref != NULL:

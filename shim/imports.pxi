@@ -352,7 +352,9 @@ cdef CUresult export_by_key(uint64_t nonce, uint64_t id, bint remember, Fetched 
     f.team = o.team
     if o.real != 0 and not (o.cls == CLASS_HOST and o.content_lost):
         rc = export_fd(o, &f.fd)
-    if rc == 0 and remember:
-        fdref_new(o, f.fd, True)
+    if rc == 0 and remember and not fdref_new(o, f.fd, True):
+        close(f.fd)
+        f.fd = -1
+        rc = CUDA_ERROR_OUT_OF_MEMORY
     object_unpin(o)
     return rc

@@ -198,17 +198,21 @@ cdef Object *object_pin_key(uint64_t nonce, uint64_t id) noexcept nogil:
 
 
 cdef Object *object_pin_any(uint64_t nonce, uint64_t id) noexcept nogil:
-    """Return an object under a key, owned here or imported, rather one that the application uses, pinned; or NULL."""
+    """Return an object under a key, pinned, or NULL: the owned one first, then an import that the application uses.
+
+    What is known of a descriptor belongs to the owner, where that is here: an import of its own export may go first.
+    """
     cdef Object *found = NULL
     cdef Object *o
     cdef uint32_t cursor = 0
     gs_lock(&tables_mutex)
-    while found == NULL or found.cls == CLASS_UNUSED:
+    while found == NULL or not is_owned(found):
         o = <Object *>table_next(&objects, sizeof(Object), &cursor)
         if o == NULL:
             break
         if o.dying == 0 and o.key_nonce == nonce and o.key_id == id:
-            found = o
+            if found == NULL or is_owned(o) or found.cls == CLASS_UNUSED:
+                found = o
     if found != NULL:
         found.pins += 1
     gs_unlock(&tables_mutex)

@@ -9,21 +9,28 @@
 cdef uint32_t fds_lost      # descriptors for which the last unseal got no memory
 
 
-cdef void received_note(int number) noexcept nogil:
-    """Make a record of a descriptor that carries a tag and that nothing here knows, if the process in it knows it."""
+cdef bint received_note(int number) noexcept nogil:
+    """Make a record of a descriptor that carries a tag and that nothing here knows, if the process in it knows it.
+
+    False if it should be known and cannot be.
+    """
     cdef Object *o
+    cdef bint known
     if fcntl(number, F_GETOWN) <= 0:
-        return
+        return True
     o = object_pin_fd(number, NULL)
     if o != NULL:
         object_unpin(o)
-        return
+        return True
     o = object_new(ORIGIN_IMPORTED)
     if o == NULL:
-        return
+        return False
     o.cls = CLASS_UNUSED
-    if not resolve_import(o, number) or not fdref_new(o, number, True):
-        object_unpin(o)
+    known = resolve_import(o, number)
+    if known and fdref_new(o, number, True):
+        return True
+    object_unpin(o)
+    return not known
 
 
 cdef bint received_find(Failure *f) noexcept nogil:
@@ -37,7 +44,9 @@ cdef bint received_find(Failure *f) noexcept nogil:
         number = walk_next(&walk, GS_DRIVER_FILES)
         if number < 0:
             return True
-        received_note(number)
+        if not received_note(number):
+            f.error = errno
+            return fail(f, b"fd", b"received", b"there is no descriptor left to know a received one by")
 
 
 cdef void received_refresh() noexcept nogil:

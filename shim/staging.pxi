@@ -152,7 +152,10 @@ cdef bint arena_take(int fd, uint64_t size, Failure *f) noexcept nogil:
     pieces_clear()
     if size == 0:
         return True
-    if fd < 0 or fstat(fd, &st) != 0 or <uint64_t>st.st_size < size or size > ARENA_STEP * <uint64_t>MAX_ARENA_STEPS:
+    if fd < 0:
+        f.error = EMFILE
+        return fail(f, b"argument", b"arena", b"no descriptor arrived: this process has none left (RLIMIT_NOFILE)")
+    if fstat(fd, &st) != 0 or <uint64_t>st.st_size < size or size > ARENA_STEP * <uint64_t>MAX_ARENA_STEPS:
         return fail(f, b"argument", b"arena", b"the descriptor is no memory of that size")
     memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
     if memory == MAP_FAILED:

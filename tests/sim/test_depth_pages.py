@@ -187,3 +187,43 @@ def test_the_arena_has_huge_pages_on_any_machine(start_worker: Callable[..., Wor
     assert "plain pages" not in answer.stderr
     tool.resume(worker.pid).expect(0)
     worker.check()
+
+
+def test_import_of_an_own_export_that_goes_first(pair: Pair, tool: Tool) -> None:
+    """The owner's descriptor stays known when the import is gone, which has a place in the table before the owner's."""
+    worker, other = pair.both
+    first = worker.mem_create(2 * MIB)
+    block = worker.block(4 * MIB)
+    worker.fill(block["address"], 4 * MIB, 1)
+    kept = worker.mem_export(block["handle"])
+    worker.mem_release(first)
+    own = worker.mem_import(kept)
+    pages(tool, *pair.pids)
+    tool.resume(*pair.pids).expect(0)
+    worker.mem_release(own)
+    for _ in range(2):
+        pages(tool, *pair.pids)
+        tool.resume(*pair.pids).expect(0)
+        worker.check()
+    there = worker.hand(kept, other)
+    seen = other.import_block(there, 4 * MIB)
+    worker.write(block["address"], [7])
+    assert other.read(seen["address"]) == [7]
+
+
+def test_export_without_a_descriptor_for_the_shim(pair: Pair, tool: Tool) -> None:
+    """An export that the shim could not know again is refused, as one is for which there is no descriptor at all."""
+    worker, other = pair.both
+    block = worker.block(4 * MIB)
+    worker.fill(block["address"], 4 * MIB, 1)
+    opened = worker.use_up_fds()
+    worker.close_fd(opened.pop())
+    assert worker.code("mem_export", block["handle"]) != 0
+    for fd in opened:
+        worker.close_fd(fd)
+    kept = worker.mem_export(block["handle"])
+    pages(tool, *pair.pids)
+    tool.resume(*pair.pids).expect(0)
+    seen = other.import_block(worker.hand(kept, other), 4 * MIB)
+    worker.write(block["address"], [7])
+    assert other.read(seen["address"]) == [7]
