@@ -93,7 +93,7 @@ static int outer_tid(int pid, int tid) {
     return found;
 }
 
-/* NVML alone has the node of a GPU open, too. Nothing else here opens it: a test does, to be such a process. */
+/* NVML alone has the node of a GPU open, too, as a process with CUDA has; a test opens it to be such a process. */
 static bool reads_nvml(int pid) {
     char path[700], target[700], wanted[600];
     bool found = false;
