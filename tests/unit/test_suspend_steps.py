@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from gpususpend import errors, operations
+from gpususpend import errors, operations, preflight
+from gpususpend.discover import Targets
 from gpususpend.journal import Depth, Journal, Record, Stage
 from gpususpend.recover import Goal, recover
+from gpususpend.report import Report
 from gpususpend.resume import resume
 from gpususpend.statedir import StateDir
 from gpususpend.suspend import suspend
@@ -398,3 +404,37 @@ def test_the_model_is_strict(tmp_path: Path) -> None:
             session.verb("release", 5)
         with pytest.raises(Wrong):
             session.driver.lock(one.pids, 1)
+
+
+def test_arena_that_is_there_is_not_charged_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An earlier command left arenas: only what is missing has to fit, and at depth pages nothing of the driver's."""
+    charged: list[dict[int, int]] = []
+    with scene(tmp_path) as one, one.session() as session:
+        tools, limits = one.context.tools, one.context.limits
+        monkeypatch.setattr(tools, "check_memory", lambda charges: charged.append(dict(charges)))
+        plans, usage = preflight.plans_of(session.group, limits), tools.usage(session.driver)
+        for kept in (0, GIB, 2 * GIB):
+            one.world.shims[one.pids[0]].arena = kept
+            for depth in Depth:
+                preflight.check_memory(session.group, tools, plans, usage, depth, limits)
+    whole = preflight.arena_to_hand_over(plans[one.pids[0]])
+    assert [entry[os.getpid()] for entry in charged] == [3 * whole] * 2 + [2 * whole] * 4
+    alone = [len(entry) == 1 for entry in charged]
+    assert alone == [depth is Depth.PAGES for depth in Depth] * 3
+
+
+def test_stop_of_a_group_that_comes_back_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another command's resume is done when `stop` has its turn: there is no such group any more."""
+    with scene(tmp_path) as one:
+        go_down(one)
+        held = Journal.held
+
+        @contextlib.contextmanager
+        def late(self: Journal, *arguments: Any) -> Iterator[None]:
+            with held(self, *arguments):
+                self.remove(one.record)
+                yield
+
+        monkeypatch.setattr(Journal, "held", late)
+        with pytest.raises(errors.NotSuspended):
+            operations.stop_targets(one.context, Targets(pids=(one.pids[0],)), Report("stop"))
