@@ -93,11 +93,16 @@ def launches(launch: Launch, form: str = "plain") -> Iterator[None]:
         _same(content.read(total, BLOCK_WORDS), np.full(BLOCK_WORDS, done, np.uint32), "launches")
 
 
+# Stays mapped when a loop has ended: its last graphs may still write there.
+_registered: list[mmap.mmap] = []
+
+
 def graphs(launch: Launch) -> Iterator[None]:
     """Replay a graph of copies, a memset and a kernel; each replay adds five to a block, shown in registered memory."""
     stream = calls.need(calls.stream_create(), "stream")
     total, fives, scratch = _memory(), _memory(), _memory()
     shown = mmap.mmap(-1, BLOCK_WORDS * 4)
+    _registered.append(shown)
     there = ctypes.addressof(ctypes.c_char.from_buffer(shown))
     calls.need(calls.host_register(there, BLOCK_WORDS * 4), "register")
     content.write(total, np.zeros(BLOCK_WORDS, np.uint32))
