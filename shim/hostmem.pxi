@@ -165,14 +165,17 @@ cdef CUresult registration_restore(Registration *r, bint *moved) noexcept nogil:
     cdef uint64_t now = 0
     cdef CUresult rc
     moved[0] = False
-    # What the application has unmapped could not be registered again.
-    if r.device_address == 0 or not is_mapped(r.address, r.size):
+    if r.device_address == 0:
         return 0
     rc = registration_enter(r)
     if rc != 0:
         return rc
     rc = device_address_of(r.address, &now)
-    if rc != 0:
+    if rc != 0 and not is_mapped(r.address, r.size):
+        # What the application has unmapped could not be registered again.
+        rc = 0
+        now = r.device_address
+    elif rc != 0:
         rc = register_again(r)
         if rc == 0:
             rc = device_address_of(r.address, &now)

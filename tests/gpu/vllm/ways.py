@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,7 @@ def main(arguments: list[str]) -> None:
     with ThreadPoolExecutor(len(pids)) as pool:
         for name in names:
             began = time.monotonic()
-            codes = list(pool.map(lambda pid, name=name: step(name, pid), pids))  # type: ignore[misc]
+            codes = list(pool.map(partial(step, name), pids))
             told[name] = {"codes": codes, "seconds": time.monotonic() - began}
             if any(codes) and name not in ("state", "thread"):
                 print(json.dumps(told), file=sys.stderr, flush=True)
