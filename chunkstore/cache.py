@@ -14,7 +14,7 @@ from chunkstore.chunks import ChunkDirectory, Entry, check_content
 from chunkstore.format import Chunk, FormatError, StoreFacts
 from chunkstore.hashing import Hash, hash_by_name
 from chunkstore.io import Files, LocksUnsupported
-from chunkstore.place import Directory
+from chunkstore.place import Directory, refuse_foreign
 
 STALE_TEMPORARY_S = 3600.0
 
@@ -34,7 +34,7 @@ class Cache:
     def open(cls, path: str, store: StoreFacts, files: Files, digest: Hash) -> Cache:
         """Open the cache at `path` for a store; makes it if it is missing and can be made (its parent must exist).
 
-        Raises `WrongStore` if it belongs to another store.
+        Raises `WrongStore` if it belongs to another store, `NotAStore` if other files lie there.
         """
         path = os.path.abspath(path)
         try:
@@ -54,6 +54,9 @@ class Cache:
         """
         files = files or Files()
         path = os.path.abspath(path)
+        if os.path.lexists(os.path.join(path, format.STORE_FILE)):
+            # Whoever took it for a cache would collect chunks that checkpoints need.
+            raise errors.NotAStore(path=path, detail="it is a store", advice="name a cache, a directory of its own")
         document = os.path.join(path, format.CACHE_FILE)
         try:
             facts = StoreFacts.decode(files.read_document(document), format.CACHE)
@@ -70,6 +73,7 @@ class Cache:
     def _make(path: str, store: StoreFacts, files: Files, digest: Hash) -> None:
         try:
             files.make_directory(path)
+            refuse_foreign(files, path, format.CACHE_FILE)
             ChunkDirectory(path, files, digest).make()
             files.write_document(os.path.join(path, format.CACHE_FILE), store.encode(format.CACHE))
         except OSError as error:
@@ -117,7 +121,7 @@ class Cache:
             self.add(chunk, data)
         except errors.StoreError as error:
             self._bypassed = True
-            self._files.tell(f"{error}. The cache is bypassed from here on")
+            self._files.tell(f"the cache is bypassed from here on: {error}")
             return False
         return True
 

@@ -11,26 +11,27 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from chunkstore import errors
 from chunkstore.format import CHUNKS, SWEEP_LOCK, TEMPORARY, Chunk, is_chunk_name
 from chunkstore.hashing import Hash, is_zero, same
 from chunkstore.io import Files, LocksUnsupported
 
-_BATCH = 64  # removals for which the lock is held at a time
-_UNREADABLE = {errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.EREMOTEIO}
+_BATCH = 64  # removals of one thread for which the lock is held
+_THREADS = 4  # of a removal: the disk's journal and its directories are waited for in each
+_UNREADABLE = {errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.EREMOTEIO, errno.EMEDIUMTYPE}
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A chunk as its directory shows it."""
+class Entry(NamedTuple):
+    """A chunk as its directory shows it; a cache has a hundred thousand of them, so each must be made quickly."""
 
     hash: str
-    size_bytes: int
+    size_bytes: int  # -1: something else than a file lies there
     published_ns: int
     used_ns: int
 
@@ -136,6 +137,8 @@ class ChunkDirectory(Backend):
         except FileNotFoundError:
             return None
         except OSError as error:
+            if error.errno == errno.EMEDIUMTYPE and error.filename == path:
+                return Entry(name, -1, 0, 0)
             raise errors.write_failed("cannot lease", path, error) from error
 
     def _mark_used(self, fd: int) -> None:
@@ -240,23 +243,26 @@ class ChunkDirectory(Backend):
 
     def remove(self, names: Sequence[str], still: Callable[[Entry], bool]) -> list[Entry]:
         """Remove those chunks for which `still` holds at that moment and that nobody reads; raises OSError."""
-        removed = []
-        for start in range(0, len(names), _BATCH):
-            with self._sweep_lock(exclusive=True):
-                found = [self._remove(name, still) for name in names[start : start + _BATCH]]
-            removed += [entry for entry in found if entry is not None]
+
+        def batch(some: Sequence[str]) -> list[Entry]:
+            return [entry for name in some if (entry := self._remove(name, still)) is not None]
+
+        batches = [names[start : start + _BATCH] for start in range(0, len(names), _BATCH)]
+        removed: list[Entry] = []
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="remove") as pool:
+            for start in range(0, len(batches), _THREADS):
+                with self._sweep_lock(exclusive=True):
+                    for found in list(pool.map(batch, batches[start : start + _THREADS])):
+                        removed += found
         return removed
 
     def _remove(self, name: str, still: Callable[[Entry], bool]) -> Entry | None:
-        path = self.file_of(name)
-        try:
-            with self.files.opened(path) as fd:
-                entry = _entry(name, self.files.system.fstat(fd))
-                if still(entry) and self.files.system.try_lock(fd, True):
-                    self.files.system.unlink(path)
-                    return entry
-        except FileNotFoundError:
-            pass  # another has removed it
+        path, system = self.file_of(name), self.files.system
+        with contextlib.suppress(FileNotFoundError), self.files.opened(path) as fd:  # another has removed it
+            entry = _entry(name, system.fstat(fd))
+            if still(entry) and system.try_lock(fd, True):
+                system.unlink(path)
+                return entry
         return None
 
     def entries(self) -> Iterator[Entry]:
@@ -285,7 +291,8 @@ class ChunkDirectory(Backend):
 
 
 def _entry(name: str, status: os.stat_result) -> Entry:
-    return Entry(name, status.st_size, status.st_mtime_ns, max(status.st_mtime_ns, status.st_atime_ns))
+    size = status.st_size if stat.S_ISREG(status.st_mode) else -1
+    return Entry(name, size, status.st_mtime_ns, max(status.st_mtime_ns, status.st_atime_ns))
 
 
 def chunk_of(data: memoryview, digest: Hash) -> Chunk:

@@ -62,6 +62,13 @@ class NotAStore(Refused):
     template = "{path}: {detail}; {advice}"
 
 
+class Unreachable(Refused):
+    """Nobody can tell what lies at the path: no access, no server, no network."""
+
+    code = "unreachable"
+    template = "{path} cannot be reached: {detail}; {advice}"
+
+
 class UnknownVersion(Refused):
     """Written by a version of the format that is not known here."""
 
@@ -182,6 +189,8 @@ _ADVICE = {
     errno.EACCES: "use the user that owns the store",
     errno.EPERM: "use the user that owns the store",
     errno.ENOTDIR: "name a directory",
+    errno.ENAMETOOLONG: "name a shorter path",
+    errno.EMEDIUMTYPE: "see who made it, and remove it",
     errno.ELOOP: "a symbolic link lies there, which is not followed: see who made it, and remove it",
 }
 _VANISHED = {errno.ENOENT, errno.ESTALE, errno.ENOTCONN, errno.ENODEV, errno.ENXIO}
@@ -202,3 +211,21 @@ def write_failed(what: str, path: str | os.PathLike[str], error: OSError) -> Wri
 def unreadable(what: str, path: str | os.PathLike[str], error: OSError) -> Damaged:
     """Return the error for something saved that cannot be read."""
     return Damaged(**_facts(what, os.fspath(path), error))
+
+
+_NO_ACCESS = {
+    errno.EREMOTEIO: "check credentials, region, endpoint and network, then try again",
+    errno.EACCES: "use the user that owns the store",
+    errno.EPERM: "use the user that owns the store",
+}
+_NO_PATH = {errno.ELOOP, errno.ENAMETOOLONG}
+
+
+def not_opened(path: str, document: str, error: OSError) -> StoreError:
+    """Return the error for a store whose first document cannot be read: no access says nothing of what lies there."""
+    advice = _NO_ACCESS.get(error.errno or 0)
+    if error.errno in _NO_PATH and not os.path.exists(path):
+        advice = "name a directory"
+    if advice is None:
+        return unreadable("cannot read", document, error)
+    return Unreachable(path=path, detail=error.strerror or str(error), advice=advice)

@@ -73,9 +73,8 @@ def check(
     except OSError as error:
         raise errors.unreadable("cannot list the chunks of", store.path, error) from error
     chunks = [needed.get(name) or Chunk(name, entry.size_bytes) for name, entry in entries.items()]
+    chunks += [chunk for name, chunk in needed.items() if name not in entries]  # missing, or no file
     problems = _check_all(store, chunks, needed, threads, report)
-    for name in needed.keys() - entries.keys():
-        problems[name] = _MISSING
     bad = _judge(store, problems, found)
     if repair_from is not None:
         buffer = memoryview(mmap.mmap(-1, store.chunk_size_bytes))

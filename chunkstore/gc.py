@@ -7,6 +7,7 @@ what a recorded checkpoint needs, nothing goes.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from chunkstore import errors, roots
@@ -45,7 +46,33 @@ def collect(store: Store, *, grace_s: float = GRACE_S, dry_run: bool = False) ->
         raise collection_failed(store.path, error) from error
 
 
-def _collect(store: Store, grace_s: float, dry_run: bool) -> Swept:
+def take_back(store: Store, names: Collection[str]) -> int:
+    """Remove what a save that failed has written, but for what others need by now; returns the bytes.
+
+    The rules are those of `collect` without a grace. Raises as `collect`.
+    """
+    try:
+        with store.place.collecting():
+            judged = _judge(store, 0.0)
+            names = [name for name in names if name not in judged.needed]
+            removed = store.chunks.remove(names, lambda entry: entry.used_ns < judged.cutoff_ns)
+            return sum(entry.size_bytes for entry in removed)
+    except OSError as error:
+        raise collection_failed(store.path, error) from error
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """What a collection goes by: a chunk that nobody needs goes if it was last used before the cutoff."""
+
+    now_ns: int
+    grace_ns: int
+    cutoff_ns: int
+    found: list[Found]
+    needed: dict[str, int]
+
+
+def _judge(store: Store, grace_s: float) -> _Judged:
     # The clock is read before the roots: a save whose root is not seen below begins, and leases, after this moment.
     now_ns = store.place.clock_ns()
     found = roots.find_all(store)
@@ -53,10 +80,15 @@ def _collect(store: Store, grace_s: float, dry_run: bool) -> Swept:
     if lost:
         names = "; ".join(f"{item.root.path} ({item.detail})" for item in lost)
         raise errors.UnreachableRoots(path=store.path, roots=names)
-    needed = _needed(found)
     grace_ns = now_ns - int(grace_s * 1e9)
     cutoff_ns = min([grace_ns, *(item.recorded_ns for item in found if item.state is State.SAVING)])
-    dropped = [item for item in found if item.state is State.ABORTED and item.recorded_ns < grace_ns]
+    return _Judged(now_ns, grace_ns, cutoff_ns, found, _needed(found))
+
+
+def _collect(store: Store, grace_s: float, dry_run: bool) -> Swept:
+    judged = _judge(store, grace_s)
+    found, needed, cutoff_ns = judged.found, judged.needed, judged.cutoff_ns
+    dropped = [item for item in found if item.state is State.ABORTED and item.recorded_ns < judged.grace_ns]
     entries = [entry for entry in store.chunks.entries() if entry.hash not in needed]
     old = [entry for entry in entries if entry.used_ns < cutoff_ns]
     removed = old
@@ -73,7 +105,7 @@ def _collect(store: Store, grace_s: float, dry_run: bool) -> Swept:
         young_bytes=sum(entry.size_bytes for entry in entries) - removed_bytes,
         removed_chunks=len(removed),
         removed_bytes=removed_bytes,
-        temporary_bytes=store.chunks.reap(now_ns - int(STALE_TEMPORARY_S * 1e9), dry_run),
+        temporary_bytes=store.chunks.reap(judged.now_ns - int(STALE_TEMPORARY_S * 1e9), dry_run),
         dropped_roots=tuple(item.root.path for item in dropped),
     )
 

@@ -11,6 +11,7 @@ import errno
 import mmap
 import os
 import secrets
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -41,6 +42,10 @@ class Room:
 
     bytes: int | None
     inodes: int | None
+
+    def takes(self, size_bytes: int, files: int) -> bool:
+        """Tell whether `size_bytes` in so many new files would fit."""
+        return (self.bytes is None or self.bytes >= size_bytes) and (self.inodes is None or self.inodes >= files)
 
     def require(self, path: str, size_bytes: int, files: int) -> None:
         """Raise `NoRoom` if `size_bytes` in so many new files would not fit; `path` is what lies there."""
@@ -79,10 +84,29 @@ class Files:
         view: memoryview = self._local.scratch
         return view
 
+    def open(self, path: str, flags: int = os.O_RDONLY | os.O_NOFOLLOW) -> int:
+        """Open a regular file; anything else there but a directory that `flags` ask for is refused, and not waited for.
+
+        The open of a FIFO waits for a writer, and a device may have no end.
+        """
+        try:
+            fd = self.system.open(path, flags | os.O_NONBLOCK)
+        except OSError as error:
+            if error.errno == errno.ENXIO and not stat.S_ISREG(self.system.stat(path).st_mode):  # a socket
+                raise _odd(path) from error
+            raise
+        try:
+            if not flags & os.O_DIRECTORY and not stat.S_ISREG(self.system.fstat(fd).st_mode):
+                raise _odd(path)
+        except BaseException:
+            self.system.close(fd)
+            raise
+        return fd
+
     @contextlib.contextmanager
     def opened(self, path: str, flags: int = os.O_RDONLY | os.O_NOFOLLOW) -> Iterator[int]:
         """Keep a file open for the length of a with statement; a symbolic link in its place is refused."""
-        fd = self.system.open(path, flags)
+        fd = self.open(path, flags)
         try:
             yield fd
         finally:
@@ -93,9 +117,9 @@ class Files:
         """Keep a file open for reading as `opened` does, without the reads counting as a use, where we may ask that."""
         flags = os.O_RDONLY | os.O_NOFOLLOW
         try:
-            fd = self.system.open(path, flags | os.O_NOATIME)
+            fd = self.open(path, flags | os.O_NOATIME)
         except PermissionError:  # another user's file
-            fd = self.system.open(path, flags)
+            fd = self.open(path, flags)
         try:
             yield fd
         finally:
@@ -227,13 +251,18 @@ class Files:
             self.system.sync(fd)
 
     def make_directory(self, path: str) -> bool:
-        """Make a directory and wait until its name is on the disk; returns False if it was there."""
+        """Make a directory and wait until its name is on the disk; returns False if it was there.
+
+        The one above it is not made: where that is missing, something may not be mounted.
+        """
         try:
             self.system.mkdir(path)
         except FileExistsError:
             if not os.path.isdir(path):
-                raise
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
             return False
+        except FileNotFoundError as error:
+            raise FileNotFoundError(error.errno, f"{os.path.dirname(path)} is not there", path) from None
         try:
             self.sync_directory(os.path.dirname(path) or ".")
         except OSError:
@@ -291,7 +320,7 @@ class Files:
 
         Raises `Busy` if others held it for `wait_s`, `LocksUnsupported` if the filesystem has no locks.
         """
-        fd = self.system.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+        fd = self.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
         try:
             self.wait_for_lock(fd, path, exclusive, wait_s, what)
             yield fd
@@ -350,6 +379,10 @@ class Files:
         finally:
             self.system.close(fd)
             self.system.unlink(path)
+
+
+def _odd(path: str) -> OSError:
+    return OSError(errno.EMEDIUMTYPE, "it is no regular file", path)
 
 
 def _whole_blocks(view: memoryview, alignment: int) -> memoryview:

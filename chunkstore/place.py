@@ -6,6 +6,7 @@ Must not know what documents say. Names of documents are relative, such as `root
 
 from __future__ import annotations
 
+import contextlib
 import os
 from contextlib import AbstractContextManager
 from typing import Protocol
@@ -16,6 +17,17 @@ from chunkstore.hashing import Hash
 from chunkstore.io import Files, Room
 
 _OWN_NAMES = {format.CHUNKS, format.ROOTS, format.TEMPORARY, format.SWEEP_LOCK, "lost+found"}
+
+
+def refuse_foreign(files: Files, path: str, document: str) -> None:
+    """Refuse to make a store or a cache where other files lie; `document` is what makes it one.
+
+    Raises `NotAStore`, OSError.
+    """
+    foreign = [name for name in files.system.list(path) if name not in _OWN_NAMES and not name.endswith(".tmp")]
+    if foreign and document not in foreign:
+        detail = f"other files lie there ({', '.join(sorted(foreign)[:3])})"
+        raise errors.NotAStore(path=path, detail=detail, advice="name an empty directory or a new one")
 
 
 class Place(Protocol):
@@ -67,17 +79,9 @@ class Directory(Place):
     def make(self, digest: Hash) -> None:
         """Make the directories of a store; the parent must exist. Raises `NotAStore` if other files lie there."""
         self._files.make_directory(self.path)
-        self._refuse_foreign()
+        refuse_foreign(self._files, self.path, format.STORE_FILE)
         ChunkDirectory(self.path, self._files, digest).make()
         self._files.make_directory(self._file(format.ROOTS))
-
-    def _refuse_foreign(self) -> None:
-        foreign = [
-            name for name in self._files.system.list(self.path) if name not in _OWN_NAMES and not name.endswith(".tmp")
-        ]
-        if foreign and format.STORE_FILE not in foreign:
-            detail = f"other files lie there ({', '.join(sorted(foreign)[:3])})"
-            raise errors.NotAStore(path=self.path, detail=detail, advice="name an empty directory or a new one")
 
     def chunks(self, digest: Hash) -> Backend:
         """Return the chunks here, of a store that uses this hash."""
@@ -106,9 +110,15 @@ class Directory(Place):
         self._files.sync_directory(os.path.dirname(path))  # raises where the whole store has vanished
 
     def list(self, folder: str) -> list[tuple[str, int]]:
-        """Return the documents in a folder: names, and when they were written, in ns by the clock here."""
-        found = self._files.system.scan(self._file(folder))
-        return sorted((os.path.join(folder, name), status.st_mtime_ns) for name, status in found)
+        """Return the documents in a folder: names, and when they were written, in ns by the clock here.
+
+        Also what has the name of one and is no regular file: it may stand for one that somebody needs.
+        """
+        system, found = self._files.system, []
+        for name in sorted(os.path.join(folder, entry) for entry in system.list(self._file(folder))):
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                found.append((name, system.lstat(self._file(name)).st_mtime_ns))
+        return found
 
     def clock_ns(self) -> int:
         """Return the time by the clock that stamps what is written here."""

@@ -7,13 +7,16 @@ A root is recorded before the first chunk of a save may be collected, and droppe
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from chunkstore import errors, format
 from chunkstore.checkpoint import Checkpoint, read_save_id
 from chunkstore.format import FormatError, Root
+from chunkstore.io import Files
 from chunkstore.store import Store
 
 
@@ -28,13 +31,21 @@ class State(str, Enum):
 
 @dataclass(frozen=True)
 class Found:
-    """A root and what was found. `checkpoint` is set if it is complete, `detail` if it is unreachable."""
+    """A root and what was found. `checkpoint` is set if it is complete, `detail` if it is unreachable.
+
+    `hidden` tells that something lies there which cannot be looked at: it is not gone.
+    """
 
     root: Root
     recorded_ns: int
     state: State
     checkpoint: Checkpoint | None = None
     detail: str = ""
+    hidden: bool = False
+
+
+_GONE = (errno.ENOENT, errno.ENOTDIR)
+_ODD = (errno.EMEDIUMTYPE, errno.ELOOP)  # no regular file: see `Files.open`
 
 
 def _name(id: str) -> str:
@@ -84,12 +95,19 @@ def _find(store: Store, id: str, recorded_ns: int) -> Found:
         if root.id != id:
             raise FormatError(f"it is the record of {root.id}")
     except FormatError as error:
-        unknown = Root(id, root_file(store, id), "")
-        return Found(unknown, recorded_ns, State.UNREACHABLE, detail=f"the root's record is damaged: {error}")
+        return _no_record(store, id, recorded_ns, f"the root's record is damaged: {error}")
+    except OSError as error:
+        if error.errno not in _ODD:
+            raise
+        return _no_record(store, id, recorded_ns, f"the root's record cannot be read: {error.strerror}")
     found = examine(store, root, recorded_ns)
     if found.state is State.UNREACHABLE and not is_recorded(store, id):
         raise FileNotFoundError  # a removal dropped it meanwhile: nothing is missed there
     return found
+
+
+def _no_record(store: Store, id: str, recorded_ns: int, detail: str) -> Found:
+    return Found(Root(id, root_file(store, id), ""), recorded_ns, State.UNREACHABLE, detail=detail)
 
 
 def examine(store: Store, root: Root, recorded_ns: int) -> Found:
@@ -98,6 +116,7 @@ def examine(store: Store, root: Root, recorded_ns: int) -> Found:
     save = os.path.join(root.path, format.SAVE_FILE)
     # The lock is looked at before the manifest: a save that ends in between is found complete.
     saving = _ours(store, root, save) and files.is_locked(save)
+    hidden = False
     try:
         checkpoint = Checkpoint.open(root.path, files=files)
         if checkpoint.id == root.id and checkpoint.manifest.store.id == store.id:
@@ -110,9 +129,21 @@ def examine(store: Store, root: Root, recorded_ns: int) -> Found:
             return Found(root, recorded_ns, State.SAVING)
         if _ours(store, root, save):
             return Found(root, recorded_ns, State.ABORTED)
+        if (number := _look(files, save)) not in (0, *_GONE):
+            detail, hidden = f"{save} cannot be read: {os.strerror(number)}", True
     except errors.StoreError as error:
         detail = str(error)
-    return Found(root, recorded_ns, State.UNREACHABLE, detail=detail)
+        hidden = error.facts.get("errno", "") not in ("", *(errno.errorcode[number] for number in _GONE))
+    return Found(root, recorded_ns, State.UNREACHABLE, detail=detail, hidden=hidden)
+
+
+def _look(files: Files, path: str) -> int:
+    """Return the error number with which a file cannot be opened, 0 if it can."""
+    try:
+        with files.opened(path):
+            return 0
+    except OSError as error:
+        return error.errno or 0
 
 
 def _ours(store: Store, root: Root, save: str) -> bool:
@@ -132,10 +163,14 @@ def with_path(store: Store, directory: str | os.PathLike[str]) -> list[Found]:
     return [item for item in find_all(store) if item.root.path in paths]
 
 
-def forget(store: Store, directory: str | os.PathLike[str]) -> list[Root]:
+def forget(
+    store: Store, directory: str | os.PathLike[str], check: Callable[[Sequence[str]], None] | None = None
+) -> list[Root]:
     """Drop the roots of a checkpoint that is gone for good, so that its chunks can be collected; returns them.
 
-    Raises `StillThere` if the checkpoint can be read, `NotAStore` if the store knows none there.
+    `check` is called with the ids before anything changes, and raises what keeps them.
+    Raises `StillThere` if the checkpoint can be read, `Unreachable` if nobody can tell what lies there, `NotAStore` if
+    the store knows none there.
     """
     found = with_path(store, directory)
     if not found:
@@ -146,6 +181,12 @@ def forget(store: Store, directory: str | os.PathLike[str]) -> list[Root]:
     if not gone:
         detail = f"store {store.path} knows no checkpoint there"
         raise errors.NotAStore(path=os.fspath(directory), detail=detail, advice="list what it knows")
+    for item in gone:
+        if item.hidden:
+            advice = "it is not gone. Let it be read, or remove or unmount it, then forget it"
+            raise errors.Unreachable(path=item.root.path, detail=item.detail, advice=advice)
+    if check is not None:
+        check([item.root.id for item in gone])
     try:
         for item in gone:
             drop(store, item.root.id)

@@ -10,7 +10,7 @@ import contextlib
 import os
 import secrets
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -48,10 +48,12 @@ class Save:
         """Begin a checkpoint in a directory, which is made if it is missing (its parent must exist).
 
         `facts` are JSON values of the caller's for the manifest. What a save that died left there is cleared away.
-        Raises `CheckpointExists`, `Busy` if another save is writing there, `WriteFailed`.
+        Raises `CheckpointExists`, `Busy` if another save is writing there, `NotAStore` for a directory of the store's
+        own, `WriteFailed`.
         """
         path = os.path.realpath(directory)
         id = secrets.token_hex(16)
+        _refuse_own(store, path)
         _refuse_existing(store.files, path)
         store.begin_save()
         try:
@@ -212,6 +214,13 @@ class Save:
         self.abort()
 
 
+def _refuse_own(store: Store, path: str) -> None:
+    """Refuse a directory in which collections remove files, or every file is taken for a root."""
+    own = [os.path.join(os.path.realpath(store.path), name) for name in (format.CHUNKS, format.ROOTS, format.TEMPORARY)]
+    if any(path == one or path.startswith(f"{one}/") for one in own):
+        raise errors.NotAStore(path=path, detail=f"it belongs to store {store.path}", advice="name another directory")
+
+
 def _refuse_existing(files: Files, path: str) -> None:
     if os.path.lexists(os.path.join(path, format.MANIFEST_FILE)):
         raise errors.CheckpointExists(path=path, id=Checkpoint.open(path, files=files).id)
@@ -221,7 +230,7 @@ def lock_directory(files: Files, path: str) -> int:
     """Lock a checkpoint's directory for a change; returns the descriptor with the lock. Raises OSError, `Busy`."""
     lock = os.path.join(path, format.SAVE_FILE)
     while True:
-        fd = files.system.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+        fd = files.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
         try:
             with contextlib.suppress(LocksUnsupported):
                 files.wait_for_lock(fd, lock, True, LOCK_WAIT_S, "another save or removal works on this checkpoint")
@@ -260,13 +269,18 @@ def _is_written(name: str) -> bool:
     return name == format.MANIFEST_FILE or (suffix == ".json" and stem[:4] == "gpu-" and stem[4:].isdecimal())
 
 
-def remove(store: Store, directory: str | os.PathLike[str]) -> list[str]:
+def remove(
+    store: Store, directory: str | os.PathLike[str], check: Callable[[Sequence[str]], None] | None = None
+) -> list[str]:
     """Remove a checkpoint (also what a save left that died); its chunks go with the next collection. Returns its ids.
 
+    `check` is called with the ids before anything changes, and raises what keeps them.
     Raises `NotAStore` if there is none, `WrongStore` if another store holds it, `Busy`, `WriteFailed`.
     """
     files, path = store.files, os.path.realpath(directory)
     ids = _ids_to_remove(store, path)
+    if check is not None:
+        check(ids)
     try:
         fd = lock_directory(files, path)
         try:
@@ -283,6 +297,23 @@ def remove(store: Store, directory: str | os.PathLike[str]) -> list[str]:
     with contextlib.suppress(OSError):  # other files lie there
         files.system.rmdir(path)
     return ids
+
+
+def discard(store: Store, directory: str | os.PathLike[str], id: str) -> None:
+    """Remove the checkpoint of that id, whole or begun, if the directory holds it: another one there stays.
+
+    Raises as `remove`.
+    """
+    path = os.path.realpath(directory)
+    try:
+        found = Checkpoint.open(path, files=store.files).id
+    except errors.NotAStore:
+        try:
+            found = read_save_id(store.files, os.path.join(path, format.SAVE_FILE))
+        except (OSError, FormatError):
+            return
+    if found == id:
+        remove(store, path)
 
 
 def _ids_to_remove(store: Store, path: str) -> list[str]:

@@ -95,7 +95,8 @@ class Store:
         """Open a store; writes nothing to it, so that a read-only mount will do for loads.
 
         `cache` is the directory of a cache for it, made if missing; if that fails it is told, and there is none.
-        Raises `NotAStore`, `UnknownVersion`, `NoHash`, `WrongStore` (the cache belongs to another), `Damaged`.
+        Raises `NotAStore`, `Unreachable`, `UnknownVersion`, `NoHash`, `WrongStore` (the cache belongs to another) and
+        `Damaged`.
         """
         files = files or Files()
         place = _place(path, files)
@@ -106,16 +107,16 @@ class Store:
             detail = f"there is no {format.STORE_FILE}"
             raise errors.NotAStore(path=place.path, detail=detail, advice="name a store; is it mounted?") from None
         except OSError as error:
-            raise errors.unreadable("cannot read", document, error) from error
+            raise errors.not_opened(place.path, document, error) from error
         except FormatError as error:
             raise format.not_decoded(document, format.STORE, error) from None
         store = cls(place, facts, files, verify_existing)
         if cache is not None:
             try:
                 store.cache = Cache.open(os.fspath(cache), facts, files, store.hash)
-            except (errors.WriteFailed, errors.Damaged) as error:
+            except (errors.WriteFailed, errors.Damaged, errors.NotAStore) as error:
                 store.cache_error = error
-                files.tell(f"{error}. There is no cache")
+                files.tell(f"there is no cache: {error}")
         return store
 
     @classmethod

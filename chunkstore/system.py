@@ -129,6 +129,10 @@ class System:
         """Return the status of a path."""
         return os.stat(path)
 
+    def lstat(self, path: str) -> os.stat_result:
+        """Return the status of a path; of a symbolic link, the link's own."""
+        return os.lstat(path)
+
     def fstat(self, fd: int) -> os.stat_result:
         """Return the status of an open file."""
         return os.fstat(fd)

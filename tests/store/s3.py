@@ -33,7 +33,7 @@ def serving(log: Path) -> Iterator[str]:
 
 def _wait(process: subprocess.Popen[bytes], log: Path) -> str:
     for _ in range(START_S * 20):
-        found = re.search(r"Running on (http://127\.0\.0\.1:\d+)", log.read_text())
+        found = re.search(r"Running on (http://127\.0\.0\.1:\d+)\s", log.read_text())
         if found:
             urllib.request.urlopen(
                 urllib.request.Request(f"{found[1]}/{BUCKET}", method="PUT"), timeout=START_S
@@ -104,7 +104,7 @@ class Unreliable:
                 return
             if self.together is not None:
                 try:
-                    self.together.wait(10)
+                    self.together.wait(60)
                 except threading.BrokenBarrierError:
                     return
             with socket.create_connection(self._target) as server:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -274,6 +275,23 @@ class TestPrefetch:
         limiter.passed(1000)
         assert now[0] == 154.0
 
+    def test_fr68_filled_past_the_page_cache(self, disk_path: Path) -> None:
+        """By a save that writes through and by a prefetch: dirty pages would make them crawl."""
+        written: list[bool] = []
+
+        def note(name: str, *arguments: Any) -> None:
+            if name == "write" and len(arguments[1]) >= SIZE:
+                written.append(bool(fcntl.fcntl(arguments[0], fcntl.F_GETFL) & os.O_DIRECT))
+
+        files = files_of(note)
+        Store.create(disk_path / "store", chunk_size_bytes=SIZE)
+        through = Store.open(disk_path / "store", cache=disk_path / "one", files=files)
+        checkpoint = save(through, disk_path / "ckpt", [1, 2])
+        prefetch(Store.open(disk_path / "store", cache=disk_path / "two", files=files), checkpoint)
+        if files.is_buffered(os.stat(disk_path).st_dev):
+            pytest.skip("the filesystem of temporary files has no direct I/O")
+        assert written == [True] * 6
+
 
 class TestCopy:
     """A checkpoint in another store."""
@@ -306,3 +324,15 @@ class TestCopy:
         with pytest.raises(errors.WrongStore):
             copy_checkpoint(other, checkpoint, store, tmp_path / "copy")
         assert Checkpoint.open(tmp_path / "ckpt").id == checkpoint.id
+
+
+def test_store_is_no_cache(store: Store, tmp_path: Path) -> None:
+    """Also where an earlier version has made one in it: whoever collects there removes what checkpoints need."""
+    save(store, tmp_path / "ckpt", [1])
+    before = lying(Path(store.path))
+    told: list[str] = []
+    assert Store.open(store.path, cache=store.path, files=files_of(lambda *arguments: None, told)).cache is None
+    assert "store.json" in told[0] and lying(Path(store.path)) == before
+    (Path(store.path) / "cache.json").write_bytes(store.facts.encode("gpushare-cache/1"))
+    with pytest.raises(errors.NotAStore, match="it is a store"):
+        cache.Cache.find(store.path)

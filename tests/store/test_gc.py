@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from pathlib import Path
@@ -9,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from chunkstore import Allocation, Busy, Checkpoint, Chunk, How, Save, Store, errors, fsck, gc, roots, save
+from chunkstore import Allocation, Busy, Checkpoint, Chunk, Files, How, Save, Store, errors, fsck, gc, roots, save
+from chunkstore.chunks import chunk_of
 from chunkstore.roots import State
-from tests.store.tools import SIZE, chunk_file, content, error, files_of, load, memory
+from tests.store.tools import SIZE, Faulty, chunk_file, content, error, files_of, load, memory
 from tests.store.tools import save as make
 
 
@@ -156,6 +158,25 @@ def test_what_can_be_read_is_not_forgotten(store: Store, tmp_path: Path) -> None
         roots.forget(store, tmp_path / "other")
     with pytest.raises(errors.NotAStore, match="knows no checkpoint"):
         roots.forget(store, tmp_path / "third")
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE])
+@pytest.mark.parametrize("name", ["manifest.json", "gpu-7.json", "save.lock"])
+def test_what_cannot_be_looked_at_is_not_forgotten(store: Store, tmp_path: Path, name: str, number: int) -> None:
+    """It is not gone: only what is not there is."""
+    ckpt = tmp_path / "ckpt"
+    make(store, ckpt, [1])
+    if name == "save.lock":
+        (ckpt / "manifest.json").unlink()
+
+    def before(call: str, *arguments: Any) -> None:
+        if call == "open" and arguments[0] == str(ckpt / name):
+            raise OSError(number, os.strerror(number))
+
+    blind = Store.open(store.path, files=Files(Faulty(before)))
+    with pytest.raises(errors.Unreachable, match=os.strerror(number)):
+        roots.forget(blind, ckpt)
+    assert [item.root.path for item in roots.find_all(store)] == [str(ckpt)]
 
 
 def test_fr65_leftovers_of_dead_writers_go_and_those_of_living_stay(store: Store) -> None:
@@ -381,3 +402,19 @@ def test_lease_holds_where_access_times_are_not_kept(store: Store, kept: bool) -
     assert (os.stat(chunk_file(store, chunk)).st_mtime_ns == old) is kept
     assert gc.collect(store).removed_chunks == 0
     assert not os.listdir(Path(store.path) / "tmp")
+
+
+def test_what_a_failed_save_wrote_is_taken_back(store: Store, tmp_path: Path) -> None:
+    """But for what a checkpoint, or a save under way, needs by then."""
+    with Save.begin(store, tmp_path / "failed") as failed:
+        written = {str(store.put(memory(content(number))).chunk.hash) for number in (1, 2, 3)}
+        age(Path(store.path) / "chunks", 10)
+        make(store, tmp_path / "other", [1])
+        other = Save.begin(store, tmp_path / "under way")
+        store.put(memory(content(2)))
+        failed.abort()
+    beside = store.put(memory(content(4))).chunk
+    assert gc.take_back(store, written) == SIZE
+    assert names(store) == {str(chunk_of(memory(content(number)), store.hash).hash) for number in (1, 2, 4)}
+    assert beside.hash in names(store)
+    other.abort()

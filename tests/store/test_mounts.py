@@ -20,7 +20,7 @@ def run_mounted(path: Path, mounts: str, program: str) -> None:
         pytest.skip("mounting needs root")
     command = ["unshare", "--mount", "--propagation", "private", "sh", "-ec", f'{mounts}\nexec "$0" -c "$1" "$2"']
     done = subprocess.run(
-        [*command, sys.executable, PRELUDE + program, str(path)], cwd=ROOT, capture_output=True, text=True, timeout=60
+        [*command, sys.executable, PRELUDE + program, str(path)], cwd=ROOT, capture_output=True, text=True, timeout=100
     )
     if "mount:" in done.stderr or "unshare:" in done.stderr:
         pytest.skip(f"this system does not let us mount: {done.stderr.strip()}")

@@ -331,15 +331,23 @@ class TestObjectStore:
         with pytest.raises(errors.WriteFailed, match="cannot make a store in s3://no-such-bucket/store"):
             Store.create("s3://no-such-bucket/store")
 
+    def test_place_that_cannot_be_reached(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Refused, not damaged: without access, without a server."""
+        Store.create(url, chunk_size_bytes=SIZE)
+        monkeypatch.setattr(objects, "RETRIES", 0)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+        with pytest.raises(errors.Unreachable, match=f"{url} cannot be reached: .*credentials"):
+            Store.open(url)
+
     def test_client_that_is_not_installed(self) -> None:
         program = "import sys; sys.modules['obstore'] = None\nimport chunkstore; chunkstore.Store.open('s3://b/p')"
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
         assert "NoClient: s3://b/p: object stores need the package obstore" in done.stderr
 
     def test_client_is_loaded_only_for_urls(self, tmp_path: Path) -> None:
         Store.create(tmp_path / "store")
         program = f"import sys, chunkstore; chunkstore.Store.open('{tmp_path}/store'); print('obstore' in sys.modules)"
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=True)
         assert done.stdout == "False\n"
 
     def test_commands(self, url: str, tmp_path: Path) -> None:

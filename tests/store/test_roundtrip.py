@@ -184,7 +184,7 @@ class TestOpening:
     def test_many_makers_agree(self, tmp_path: Path) -> None:
         program = f"from chunkstore import Store; print(Store.create({str(tmp_path / 'store')!r}).id)"
         makers = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) for _ in range(4)]
-        assert len({maker.communicate(timeout=60)[0] for maker in makers}) == 1
+        assert len({maker.communicate(timeout=100)[0] for maker in makers}) == 1
 
 
 class TestDamage:
