@@ -22,10 +22,12 @@ PY := .venv/bin/python
 PACKAGES := .venv/.made
 endif
 
-# Two workers where pytest-xdist is there: tests that share nothing but the processor.
-WORKERS = $$($(PY) -c 'import xdist' 2>/dev/null && echo '-n 2 --dist loadfile' || true)
+# Where pytest-xdist is there, one worker more than processors, since tests also wait; they share nothing but those.
+# Files in the order of their names: sorted by how many tests they have, the longest would come last.
+WORKERS = $$($(PY) -c 'import xdist' 2>/dev/null && \
+	echo "-n $$(($$(nproc) < 4 ? $$(nproc) + 1 : 4)) --dist loadfile --no-loadscope-reorder" || true)
 
-.PHONY: help demo test lint test-gpu bench bench-shim bench-store native lock clean system given-packages
+.PHONY: help demo test lint test-gpu bench bench-shim bench-store bench-gpu native lock clean system given-packages
 
 help:
 	@echo 'make demo      build everything and show two ranks suspended and resumed, on GPUs or on the simulated driver'
@@ -33,6 +35,7 @@ help:
 	@echo 'make lint      ruff, mypy, cython-lint, docstring coverage'
 	@echo 'make test-gpu  run the conformance suite and tests/gpu; a missing GPU is a failure'
 	@echo 'make bench     measure what the shim costs and how fast the store is (bench-shim, bench-store)'
+	@echo 'make bench-gpu measure suspend and resume on GPUs, and what the shim costs there; minutes'
 	@echo 'make lock      resolve requirements.lock anew'
 	@echo 'make clean     remove what the other targets made'
 	@echo 'PYTHON=...     with any of them: use that interpreter and its packages, download nothing'
@@ -50,6 +53,9 @@ bench: bench-shim bench-store
 
 bench-shim: native
 	@$(PY) -m tests.bench.shim $(BENCH_ARGS)
+
+bench-gpu: native
+	@$(PY) -m tests.bench.gpu $(BENCH_ARGS)
 
 bench-store: $(PACKAGES)
 	@$(PY) -m tests.bench.store $(BENCH_ARGS)

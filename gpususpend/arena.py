@@ -21,12 +21,14 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from gpususpend import cgroup, errors
+from gpususpend import cgroup, errors, processes, system
 
 HUGE_BYTES = 2 << 20
+NAME = "gpushare-arena"
 _PIECE_BYTES = 64 << 20
 _PLACES = 16
 _MOST_THREADS = 8
+_FULL = (errno.ENOMEM, errno.ENOSPC)
 
 _MADV_HUGEPAGE, _MADV_POPULATE_WRITE, _MADV_COLLAPSE = 14, 23, 25
 _MFD_NOEXEC_SEAL = 0x8
@@ -83,20 +85,23 @@ def prepare(
     """Make an arena of at least `size` bytes, of the first kind that this machine gives, and fill it with zeros.
 
     `check` is called before each piece with the bytes from there to the end, and raises to stop: others use memory
-    meanwhile.  `progress` is told the bytes just filled.  Raises NotEnoughMemory, or what `check` raises; nothing is
-    left behind then.
+    meanwhile.  `progress` is told the bytes just filled.  Raises NotEnoughMemory, SystemCall where the kernel gives
+    none for another reason, or what `check` raises; nothing is left behind then.
     """
     whole = -(-max(size, 1) // HUGE_BYTES) * HUGE_BYTES
     workers = threads or min(_MOST_THREADS, len(os.sched_getaffinity(0)))
-    refusal = "no kind of memory is allowed"
+    refusal = OSError(errno.ENOMEM, "no kind of memory is allowed")
     for kind in kinds:
         try:
             fd = _make(kind, whole)
             if fd is not None:
                 return _filled(Arena(fd, whole, kind), workers, check, progress)
         except OSError as error:
-            refusal = os.strerror(error.errno or 0)
-    raise errors.NotEnoughMemory(need=whole, available="fewer", limit=f"the kernel ({refusal})", way_out="free memory")
+            refusal = error
+    if refusal.errno not in _FULL:
+        raise system.refusal(refusal)
+    limit = f"the kernel ({refusal.strerror})"
+    raise errors.NotEnoughMemory(need=whole, available="fewer", limit=limit, way_out="free memory")
 
 
 def _filled(arena: Arena, threads: int, check: Callable[[int], None], progress: Callable[[int], None]) -> Arena:
@@ -127,7 +132,7 @@ def _make(kind: Kind, size: int) -> int | None:
     """Return a file of that kind, or None where this machine does not give it."""
     try:
         if kind is Kind.HUGETLB:
-            fd = os.memfd_create("gpushare-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | _HUGETLB_2M)
+            fd = system.memfd_create(NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | _HUGETLB_2M)
         elif kind is Kind.TMPFS:
             fd = _private_tmpfs_file(size)
         else:
@@ -137,7 +142,7 @@ def _make(kind: Kind, size: int) -> int | None:
             raise
         return None
     try:
-        os.ftruncate(fd, size)
+        system.set_size(fd, size)
         if kind is not Kind.TMPFS:
             # Whoever shrank it would make the shim die of SIGBUS.
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
@@ -156,10 +161,10 @@ def _make(kind: Kind, size: int) -> int | None:
 
 def _memfd() -> int:
     try:
-        return os.memfd_create("gpushare-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        return system.memfd_create(NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except PermissionError:
         # vm.memfd_noexec=2 demands this seal; elsewhere it is left out, since CRIU does not give it back as it was.
-        return os.memfd_create("gpushare-arena", os.MFD_CLOEXEC | _MFD_NOEXEC_SEAL)
+        return system.memfd_create(NAME, os.MFD_CLOEXEC | _MFD_NOEXEC_SEAL)
 
 
 def _private_tmpfs_file(size: int) -> int:
@@ -202,6 +207,11 @@ def _populate(fd: int, address: int, offset: int, size: int, kind: Kind) -> None
             raise
         # Linux before 5.14.
         os.posix_fallocate(fd, offset, size)
+
+
+def is_dumpable(pid: int) -> bool:
+    """Tell whether the arena that a process has is of a kind that can be dumped: only these have a name."""
+    return processes.has_mapped(pid, f"/memfd:{NAME}")
 
 
 @contextmanager

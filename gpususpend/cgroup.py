@@ -1,7 +1,7 @@
-"""How much host memory may still be used, by whom, and what limits it.
+"""How much host memory may still be used, by whom, and what limits it; and which processes a cgroup keeps frozen.
 
-Owns the reading of cgroup limits (version 1, version 2 and both at once) and of the machine's memory.  Must not know
-what the memory is for.  Going over a cgroup's limit does not fail, it kills: hence the check before anything is filled.
+Owns the reading of cgroups (version 1, version 2 and both at once) and of the machine's memory.  Must not know what the
+memory is for.  Going over a cgroup's limit does not fail, it kills: hence the check before anything is filled.
 
 Limits above the root of a container's own view cannot be seen from inside; the machine's free memory is what is left
 to go by there.
@@ -9,6 +9,8 @@ to go by there.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -16,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from gpususpend import errors
+from gpususpend.defaults import MEMORY_MARGIN_BYTES
 
 MIB = 1 << 20
 # Page tables, the file's index and the driver's lists of locked pages come on top of the pages themselves.
-_MARGIN_BYTES = 64 * MIB
 _MARGIN_SHARE = 64
 # Version 1 writes "no limit" as the largest multiple of a page.
 _UNLIMITED = 1 << 62
@@ -73,7 +75,7 @@ def require(charges: Sequence[tuple[int, int]], root: Path = Path("/")) -> Room:
 
 
 def _with_margin(size: int) -> int:
-    return size + _MARGIN_BYTES + size // _MARGIN_SHARE if size else 0
+    return size + MEMORY_MARGIN_BYTES + size // _MARGIN_SHARE if size else 0
 
 
 def require_here(size: int) -> None:
@@ -97,22 +99,32 @@ def machine_limits(root: Path = Path("/")) -> list[Limit]:
 
 def group_limits(pid: int, root: Path = Path("/")) -> list[Limit]:
     """Return the memory limits of every cgroup above a process, from the innermost out."""
-    return [limit for version, folder, name in _groups(pid, root) for limit in _limits_of(version, folder, name)]
+    groups = _groups(pid, root, "memory")
+    return [limit for version, folder, name in groups for limit in _limits_of(version, folder, name)]
 
 
-def _groups(pid: int, root: Path) -> Iterator[tuple[int, Path, str]]:
-    """Yield version, folder and name of every cgroup above a process, in each hierarchy that can limit memory."""
+def frozen_by(pid: int, root: Path = Path("/")) -> str:
+    """Return the name of the innermost cgroup that keeps a process frozen, "" if none does.  Raises ProcessGone."""
+    for version, folder, name in _groups(pid, root, "freezer"):
+        file, told = ("cgroup.events", "frozen 1") if version == 2 else ("freezer.state", "FROZEN")
+        with contextlib.suppress(OSError):  # the top of version 2 has no such file
+            if told in (folder / file).read_text().splitlines():
+                return name
+    return ""
+
+
+def _groups(pid: int, root: Path, controller: str) -> Iterator[tuple[int, Path, str]]:
+    """Yield version, folder and name of every cgroup above a process, in each hierarchy with this controller."""
     try:
         lines = (root / f"proc/{pid}/cgroup").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):
         raise errors.ProcessGone(pid=pid) from None
-    mounts = list(_mounts(root))
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
         version = 1 if controllers else 2
-        for mount_version, mount_root, mount_point in mounts:
+        for mount_version, mount_root, mount_point in _mounts(root, controller):
             if mount_version == version:
                 top = root / mount_point.lstrip("/")
                 inner = _below(path, mount_root)
@@ -129,13 +141,16 @@ def _below(path: str, mount_root: str) -> PurePosixPath:
     return plain.relative_to(mount_root)
 
 
-def _mounts(root: Path) -> Iterator[tuple[int, str, str]]:
-    """Yield version, root and mount point of the cgroup mounts that can limit memory."""
+@functools.cache
+def _mounts(root: Path, controller: str) -> list[tuple[int, str, str]]:
+    """Return version, root and mount point of the cgroup mounts that can have this controller."""
+    found = []
     for line in (root / "proc/self/mountinfo").read_text().splitlines():
         head, _, tail = line.partition(" - ")
         words, (kind, _, options) = head.split(), tail.split(maxsplit=2)
-        if kind == "cgroup2" or (kind == "cgroup" and "memory" in options.split(",")):
-            yield 2 if kind == "cgroup2" else 1, _unescape(words[3]), _unescape(words[4])
+        if kind == "cgroup2" or (kind == "cgroup" and controller in options.split(",")):
+            found.append((2 if kind == "cgroup2" else 1, _unescape(words[3]), _unescape(words[4])))
+    return found
 
 
 def _unescape(text: str) -> str:

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import fcntl
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from gpususpend import control, discover, errors, holder, processes
+from gpususpend import control, discover, errors, holder, openfiles, origin, processes, system
 from gpususpend.deadline import Deadline
 from gpususpend.discover import Found, Targets
 from gpususpend.group import Group, Rank, group_of, still_there, still_there_without_shim
-from gpususpend.journal import Depth, Journal, Kind, Member, Record, Stage, new_id
+from gpususpend.journal import Journal, Kind, Manner, Member, Record, Stage, new_id
 from gpususpend.session import Context
+
+_restored: dict[tuple[str, tuple[str, ...]], bool] = {}
 
 
 def overlapping(journal: Journal, pids: Sequence[int]) -> list[Record]:
@@ -30,6 +31,55 @@ def overlapping(journal: Journal, pids: Sequence[int]) -> list[Record]:
     ]
 
 
+def check_unneeded(journal: Journal, directory: str, id: str | None) -> None:
+    """Refuse to let a checkpoint go that holds the memory of a living group, found by its directory or by its id.
+
+    Raises CheckpointNeeded.
+    """
+    for record in journal.records():
+        stored = record.stored
+        if stored is not None and (stored.directory == directory or (id is not None and stored.checkpoint == id)):
+            members = living(record)[0].members or (record.members if elsewhere(record) else [])
+            if members:
+                raise errors.CheckpointNeeded(
+                    directory=directory, pid=members[0].pid, group=record.id, stage=record.stage.value
+                )
+
+
+def elsewhere(record: Record) -> str:
+    """Return the namespace, `pid` or `time`, in which a record was written whose group cannot be judged from here.
+
+    "" for a group of here: also one that was restored from a dump in another container than it was recorded in.
+    """
+    kind = origin.other(record.origin)
+    if kind != "pid":
+        return kind
+    # Asked once in a command: who has one of these pids here may not answer, and is waited for.
+    key = (record.id, tuple(member.nonce for member in record.members))
+    if key not in _restored:
+        _restored[key] = any(_restored_here(member) for member in record.members)
+    return "" if _restored[key] else kind
+
+
+def _restored_here(member: Member) -> bool:
+    """Tell whether the shim under a member's pid has its nonce; no start time says anything in another namespace."""
+    if member.kind is not Kind.SHIMMED or not member.nonce or int(member.nonce, 16) == 0:
+        return False
+    try:
+        return still_there(replace(member, start_time=-1)) is not None
+    except errors.Refused:  # whoever has that pid here does not answer
+        return False
+
+
+def check_here(journal: Journal, record: Record) -> None:
+    """Refuse a group whose members cannot be told living from dead.  Raises OtherPidNamespace, OtherTimeNamespace."""
+    kind, pid = elsewhere(record), record.pids[0]
+    if kind == "pid":
+        raise errors.OtherPidNamespace.of_group(pid, record.id, journal.path(record.id))
+    if kind:
+        raise errors.OtherTimeNamespace(pid=pid, group=record.id)
+
+
 def check_free(journal: Journal, pids: Sequence[int]) -> Record | None:
     """Return the record of the suspended group that holds all of `pids`, None if none of them is in any group.
 
@@ -39,6 +89,7 @@ def check_free(journal: Journal, pids: Sequence[int]) -> Record | None:
     if not records:
         return None
     for record in records:
+        check_here(journal, record)
         if record.stage is not Stage.SUSPENDED:
             # Perhaps a command is at work on it this very moment; then that is the better answer.
             with journal.held(record.id):
@@ -52,19 +103,21 @@ def check_free(journal: Journal, pids: Sequence[int]) -> Record | None:
 
 @contextlib.contextmanager
 def claimed(
-    context: Context, members: Sequence[Member], driver: str, depth: Depth = Depth.PROCESS
+    context: Context, members: Sequence[Member], driver: str, manner: Manner
 ) -> Iterator[Record]:
     """Write the record of a new group and hold it; raises if one of the processes belongs to another group."""
     journal = context.journal
     record = Record(
         id=new_id(), stage=Stage.SUSPENDING, step="preflight", simulated=context.simulated, driver=driver,
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"), members=list(members),
-        depth=depth,
+        depth=manner.depth, in_place=manner.in_place, origin=origin.here(),
     )  # fmt: skip
     with contextlib.ExitStack() as stack:
         with journal.choosing():
-            if check_free(journal, record.pids) is not None:
-                raise errors.Busy(pid=0, group="", pids=record.pids)
+            other = check_free(journal, record.pids)
+            if other is not None:
+                who = f"which has just suspended them as group {other.id}"
+                raise errors.Busy(pid=None, who=who, group=other.id, pids=record.pids)
             stack.enter_context(journal.held(record.id))
             journal.write(record)
         yield record
@@ -76,41 +129,88 @@ def exclusive(pids: Iterable[int]) -> Iterator[None]:
 
     By a lock on what the kernel shows of the process to those only who may work on it, and frees when this one dies.
     """
+    each = sorted(set(pids))
+    openfiles.reserve(len(each))
     with contextlib.ExitStack() as stack:
-        for pid in sorted(set(pids)):
+        for pid in each:
             try:
                 fd = os.open(f"{processes.PROC}/{pid}/environ", os.O_RDONLY | os.O_CLOEXEC)
             except OSError:
                 continue  # it has ended, or is refused for that reason
             stack.callback(os.close, fd)
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                system.try_lock(fd)
             except BlockingIOError:
-                raise errors.Busy(pid=processes.lock_holder(os.fstat(fd).st_ino), group="", pids=[pid]) from None
+                holder_pid = processes.lock_holder(os.fstat(fd).st_ino)
+                raise errors.Busy.by(holder_pid, group="", pids=[pid]) from None
         yield
+
+
+class GroupDone(Exception):
+    """Another command has finished with the group: its record is gone."""
 
 
 @contextlib.contextmanager
 def taken(context: Context, record: Record) -> Iterator[Record]:
-    """Hold an existing group; yields the record as it is now.  Raises FileNotFoundError if it is done meanwhile."""
+    """Hold an existing group; yields the record as it is now.
+
+    Raises GroupDone if there is none any more, and what `check_here` raises.
+    """
     with context.journal.held(record.id, record.pids):
-        yield context.journal.read(record.id)
+        try:
+            now = context.journal.read(record.id)
+        except FileNotFoundError:
+            raise GroupDone(record.id) from None
+        check_here(context.journal, now)
+        yield now
 
 
 def named_records(context: Context, targets: Targets) -> tuple[list[Record], list[int]]:
     """Return the records of the groups that the targets touch, and the named pids that are in none.
 
-    Raises NoSuchProcess or ThreadId for a pid that was named and is neither in a group nor a process.
+    Raises NoSuchProcess or ThreadId for a pid that was named and is neither in a group nor a process, and what
+    `processes.check_reachable` raises.
     """
     records = context.journal.records()
     if targets.everything:
         return records, []
     wanted = named_pids(targets)
-    chosen = [record for record in records if wanted & set(record.pids)]
-    inside = {pid for record in chosen for pid in record.pids}
-    for pid in {*targets.pids, *targets.trees} - inside:
-        processes.read_process(pid)
+    spelled = {*targets.pids, *targets.trees}
+    # The numbers of another pid namespace mean its processes only where they were given as such.
+    chosen = [record for record in records if _meant(record) & (spelled if elsewhere(record) == "pid" else wanted)]
+    inside = {pid for record in chosen for pid in _meant(record)}
+    for pid in spelled - inside:
+        process = processes.read_process(pid)
+        if pid in targets.pids:
+            processes.check_reachable(process)
     return chosen, sorted(wanted - inside)
+
+
+def _meant(record: Record) -> set[int]:
+    """Return the pids of a record, but for those that it has from another pid namespace and that are ranks of here."""
+    return set(record.pids) if elsewhere(record) != "pid" else {pid for pid in record.pids if not _is_rank(pid)}
+
+
+def _is_rank(pid: int) -> bool:
+    """Tell whether a process of here has this pid and a shim."""
+    try:
+        return discover.examine(processes.read_process(pid)).hello is not None
+    except errors.Refused:
+        return False
+
+
+def check_tree(pids: Iterable[int]) -> None:
+    """Refuse what --tree found where nothing is to be done, but a process that cannot be looked into may be a rank.
+
+    Raises OtherPidNamespace, OtherNetNamespace.
+    """
+    for pid in pids:
+        try:
+            processes.check_reachable(processes.read_process(pid))
+        except (errors.OtherPidNamespace, errors.OtherNetNamespace):
+            raise
+        except errors.Refused:  # of another user, or ended
+            continue
 
 
 def named_pids(targets: Targets) -> set[int]:
@@ -128,26 +228,57 @@ def living(record: Record) -> tuple[Record, list[Member]]:
         # Restored from a dump: members without a shim have new start times, too.
         now = [(member, found or _without_shim(member)) for member, found in now]
     gone = [member for member, found in now if found is None]
-    return replace(record, members=[found for _, found in now if found is not None]), gone
+    return replace(record, members=[found for _, found in now if found is not None], origin=origin.here()), gone
 
 
 def _without_shim(member: Member) -> Member | None:
     return None if member.kind is Kind.SHIMMED else still_there_without_shim(member)
 
 
-def unrecorded(context: Context, targets: Targets) -> list[Found]:
-    """Return the shims among the targets that stand half-way and are in no record here.
+def unrecorded(context: Context, targets: Targets) -> tuple[Record | None, list[errors.GpushareError]]:
+    """Write a record for the shims among the targets that stand half-way and are in none; return it.
 
     The state directory was lost, or stayed on another machine: a group that was dumped and restored arrives like this.
-    Raises HeldElsewhere for a named process that a holder of another state directory keeps.
+    Beside it stands why others are left as they are: a holder of another state directory keeps them, another command
+    is at work on them or, where nothing was named, they may be the group of another state directory.
+    Raises the reason, before anything is written, where it is one of a process that was named.
     """
-    if targets.implied:
-        # Another command, with another state directory, may be at work on such a shim right now.
-        return []
-    known = {member.pid for record in context.journal.records() for member in record.members}
+    left: list[errors.GpushareError] = []
+    with contextlib.ExitStack() as stack:
+        free, seen = set(), _halfway(context, targets)
+        openfiles.reserve(len(seen))
+        for one, _ in seen:
+            try:
+                stack.enter_context(exclusive([one.pid]))
+                free.add(one.pid)
+            except errors.Busy as busy:
+                # What another command is at work on, nobody has to be told who named nothing.
+                left += [] if targets.implied else [busy]
+        # Looked at again: another command may have been at work on them a moment ago.
+        ours = []
+        seen = [(one, held) for one, held in _halfway(context, targets) if one.pid in free] if free else []
+        # The record may be lost or damaged where the holder's own is not.
+        kept = {pid for record in holder.records(context.tools.state_dir) if record.alive() for pid in record.targets}
+        others: dict[int, list[int]] = {}
+        for one, held in seen:
+            if one.pid in kept or not (held or targets.implied):
+                ours.append(one)
+            else:
+                others.setdefault(processes.tracer(one.pid) if held else -1, []).append(one.pid)
+        for keeper, pids in others.items():
+            if keeper < 0:
+                left.append(errors.Unrecorded(pid=pids, words=" ".join(map(str, pids))))
+            else:
+                left.append(errors.HeldElsewhere(pid=pids, holder=keeper or "(unknown)"))
+        if left and not targets.everything:
+            raise left[0]
+        return adopted(context, ours) if ours else None, left
+
+
+def _halfway(context: Context, targets: Targets) -> list[tuple[Found, bool]]:
+    """Return the shims among the targets that do not run and are in no record, with whether a holder keeps each."""
+    known = {pid for record in context.journal.records() for pid in _meant(record)}
     wanted = None if targets.everything else named_pids(targets)
-    # The record may be lost or damaged where the holder's own is not.
-    kept = {pid for record in holder.records(context.tools.state_dir) if record.alive() for pid in record.targets}
     found = []
     for inner_pid in control.listeners():
         if inner_pid in known or (wanted is not None and inner_pid not in wanted):
@@ -165,13 +296,8 @@ def unrecorded(context: Context, targets: Targets) -> list[Found]:
             if inner_pid in targets.pids:
                 raise errors.NoAnswer(pid=inner_pid, detail=str(failure)) from None
             continue
-        if status.text("phase") == "running":
-            continue
-        if status.text("lease") == "held" and one.pid not in kept:
-            if wanted is not None:
-                raise errors.HeldElsewhere(pid=one.pid, holder=processes.tracer(one.pid) or "(unknown)")
-            continue
-        found.append(one)
+        if status.text("phase") != "running":
+            found.append((one, status.text("lease") == "held"))
     return found
 
 
@@ -182,7 +308,7 @@ def adopted(context: Context, found: Sequence[Found]) -> Record:
     assert hello is not None
     record = Record(
         id=new_id(), stage=Stage.SUSPENDED, step="found", simulated=hello.number("simulated") == 1,
-        driver=hello.text("driver"), members=members,
+        driver=hello.text("driver"), members=members, origin=origin.here(),
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     )  # fmt: skip
     return context.journal.write(record)

@@ -10,17 +10,19 @@ import array
 import contextlib
 import errno
 import os
+import select
 import socket
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpususpend import errors
+from gpususpend import errors, processes
 from gpususpend.deadline import Deadline
 from gpususpend.defaults import LIMITS, PROTOCOL_VERSION
 
 DATAGRAM_BYTES = 32768
+LOOK_S = 0.25  # between two looks at a process that does not answer
 _CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
 
 
@@ -99,6 +101,25 @@ def _pairs(words: list[str]) -> dict[str, str]:
     return pairs
 
 
+class Silence:
+    """A wait for a process: raises RankStopped once it was seen stopped all through `stopped_s`."""
+
+    def __init__(self, pid: int, step: str) -> None:
+        self._pid, self._step = pid, step
+        self._patience: Deadline | None = None
+
+    def look(self) -> bool:
+        """Tell whether the process is stopped now; to be called every LOOK_S."""
+        by = processes.stopped_by(self._pid)
+        if not by:
+            self._patience = None
+        elif self._patience is None:
+            self._patience = Deadline(LIMITS.stopped_s)
+        elif self._patience.passed():
+            raise errors.RankStopped(step=self._step, pid=self._pid, by=by)
+        return bool(by)
+
+
 class ControlClient:
     """A connection to one shim.  Used by one thread at a time.
 
@@ -116,16 +137,15 @@ class ControlClient:
         """Connect, if not connected.
 
         Raises FileNotFoundError or ConnectionRefusedError where no shim listens, WrongPeer where another process does,
-        TimeoutError at the deadline.
+        TimeoutError at the deadline, RankStopped where somebody keeps the process stopped.
         """
         if self._socket is not None:
             return
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             connection.settimeout(max(0.001, deadline.left()))
-            _connect(connection, socket_name(self.inner_pid), deadline)
-            raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            peer_pid, peer_uid, _ = _CREDENTIALS.unpack(raw)
+            _connect(connection, socket_name(self.inner_pid), deadline, Silence(self.pid, "connect"))
+            peer_pid, peer_uid = _peer(connection)
             if peer_pid != self.pid or peer_uid != self.uid:
                 raise errors.WrongPeer(pid=self.pid, inner_pid=self.inner_pid, peer_pid=peer_pid, peer_uid=peer_uid)
         except BaseException:
@@ -143,8 +163,9 @@ class ControlClient:
         """Send one request and return its `ok` reply.
 
         `fd` travels along.  Raises ShimRefused for an `err` reply, TimeoutError at the deadline (the connection is then
-        closed, since a late reply would answer the next request), ConnectionError if the shim hangs up, ValueError for
-        nonsense, ProtocolVersion where the shim knows only another version.
+        closed, since a late reply would answer the next request), RankStopped where somebody keeps the process stopped,
+        ConnectionError if the shim hangs up, ValueError for nonsense, ProtocolVersion where the shim knows only
+        another version.
         """
         self.connect(deadline)
         assert self._socket is not None
@@ -152,7 +173,7 @@ class ControlClient:
         try:
             self._socket.settimeout(max(0.001, deadline.left()))
             socket.send_fds(self._socket, [text.encode()], [] if fd is None else [fd])
-            data = self._receive()
+            data = self._receive(deadline, Silence(self.pid, verb))
         except BaseException:
             self.close()
             raise
@@ -165,9 +186,17 @@ class ControlClient:
             raise ShimRefused(verb, reply)
         return reply
 
-    def _receive(self) -> str:
+    def _receive(self, deadline: Deadline, silence: Silence) -> str:
         """Receive one datagram; descriptors that nobody asked for are closed."""
         assert self._socket is not None
+        poller = select.poll()
+        poller.register(self._socket, select.POLLIN)
+        # At its deadline a request still gets the moment that an answer takes, which tells more than no answer.
+        until = Deadline(max(LIMITS.last_look_s, deadline.left()))
+        while not poller.poll(until.within(LOOK_S).left() * 1000):
+            silence.look()
+            if until.passed():
+                raise TimeoutError("no answer")
         room = socket.CMSG_SPACE(array.array("i").itemsize)
         data, ancillary, _, _ = self._socket.recvmsg(DATAGRAM_BYTES, room, socket.MSG_CMSG_CLOEXEC)
         for level, kind, payload in ancillary:
@@ -208,7 +237,24 @@ class ControlClient:
         self.close()
 
 
-def _connect(connection: socket.socket, name: str, deadline: Deadline) -> None:
+def _peer(connection: socket.socket) -> tuple[int, int]:
+    """Return pid and user of who made the socket at the other end."""
+    pid, uid, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return pid, uid
+
+
+def who_listens(inner_pid: int, deadline: Deadline) -> tuple[int, int]:
+    """Return pid (0: of a PID namespace that is not seen from here) and user of the shim that has this inner pid.
+
+    Raises FileNotFoundError or ConnectionRefusedError if none listens any more, TimeoutError at the deadline.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.settimeout(max(0.001, deadline.left()))
+        _connect(connection, socket_name(inner_pid), deadline)
+        return _peer(connection)
+
+
+def _connect(connection: socket.socket, name: str, deadline: Deadline, silence: Silence | None = None) -> None:
     """Connect to the abstract name; a full backlog answers EAGAIN and is tried again until the deadline."""
     while True:
         try:
@@ -217,6 +263,8 @@ def _connect(connection: socket.socket, name: str, deadline: Deadline) -> None:
         except BlockingIOError:
             if deadline.passed():
                 raise TimeoutError(f"@{name} does not accept connections") from None
+            if silence is not None:
+                silence.look()
             deadline.sleep(LIMITS.poll_s)
 
 

@@ -14,7 +14,7 @@ import stat
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from gpususpend import processes
+from gpususpend import processes, system
 from gpususpend.processes import Node, Process
 
 _PIDFD_GETFD = 438  # the same number on every architecture; Python has no function for it
@@ -55,7 +55,7 @@ def copies(process: Process, wanted: Collection[tuple[int, ...]]) -> Iterator[Co
             if _file(node) not in wanted:
                 continue
             if pidfd is None:
-                pidfd = os.pidfd_open(process.pid)
+                pidfd = system.pidfd_open(process.pid)
             copy = _take(pidfd, node)
             if copy is not None:
                 try:

@@ -96,14 +96,14 @@ def select(targets: Targets, warn: Callable[[str], None] = lambda text: None) ->
                 named = process.pid in chosen or process.pid in targets.trees
                 chosen[process.pid] = Found(process, named=named, tree=True)
     if targets.everything:
-        chosen |= {process.pid: Found(process) for process in _with_sockets(warn)}
+        chosen |= {process.pid: Found(process) for process in with_sockets(warn)}
     for pid in chosen:
         if pid in own:
             raise errors.OwnAncestor(pid=pid)
     return [chosen[pid] for pid in sorted(chosen)]
 
 
-def _with_sockets(warn: Callable[[str], None]) -> list[Process]:
+def with_sockets(warn: Callable[[str], None]) -> list[Process]:
     """Return the processes of this user whose shims listen here; what cannot be one is passed over with a warning."""
     found = []
     for inner_pid in control.listeners():
@@ -129,6 +129,8 @@ def examine(process: Process, named: bool = False, tree: bool = False) -> Found:
             found.hello = client.request("hello", Deadline(LIMITS.connect_s))
     except (ConnectionRefusedError, FileNotFoundError):
         pass  # nobody listens: no shim, or one that has not seen CUDA yet
+    except errors.RankStopped as cause:
+        raise errors.LookFailed(cause=cause) from None
     except TimeoutError:
         raise errors.NoAnswer(pid=process.pid, detail=f"no answer within {LIMITS.connect_s:g} s") from None
     except (OSError, ValueError, ShimRefused) as error:
@@ -173,15 +175,15 @@ def examine_members(members: Sequence[Member]) -> list[Found]:
     return result
 
 
-def newcomers(members: Sequence[Member]) -> list[Found]:
-    """Return what the plain members of a group are by now, and what has appeared below its members."""
+def newcomers(members: Sequence[Member], among: Sequence[Process] = ()) -> list[Found]:
+    """Return what the plain members of a group are by now, what has appeared below its members, and these others."""
     known = {member.pid for member in members}
     everything = processes.all_processes()
     below = processes.descendants(known, everything)
     in_trees = {one.pid for one in processes.descendants([m.pid for m in members if m.tree], everything)}
     plain = [member.process for member in members if member.kind is Kind.PLAIN]
     result = []
-    for process in [*plain, *(process for process in below if process.pid not in known)]:
+    for process in [*plain, *(process for process in [*below, *among] if process.pid not in known)]:
         with contextlib.suppress(errors.ProcessGone):
             result.append(examine(process, tree=process.pid in in_trees))
     return result

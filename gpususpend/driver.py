@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from gpususpend import driver_process, errors, helpers, processes
+from gpususpend import driver_process, errors, helpers, origin, processes
 from gpususpend.deadline import Deadline
 from gpususpend.defaults import LIMITS, OLDEST_DRIVER, OLDEST_DRIVER_FOR_MAP
 from gpususpend.helpers import Helper, HelperFailed, HelperGone, HelperLate, Message
@@ -23,8 +23,7 @@ from gpususpend.statedir import StateDir
 
 MODULE = "gpususpend.driver_process"
 SIMULATED_LIBRARY = Path(__file__).resolve().parent / "simcuda"
-# Beyond the driver's own time limit for a lock, and for the answer to a request to abandon calls.
-_GRACE_S = 5.0
+_LOOK_S = 0.25
 # What would make the driver process see fewer GPUs than the group, or use streams that it does not need.
 _UNWANTED = ("CUDA_VISIBLE_DEVICES", "CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM")
 
@@ -101,6 +100,8 @@ class DriverProcess:
         self._helper = helper
         self._next = 1
         self._version: DriverVersion | None = None
+        # Asked now and then with the pids of calls that have not returned; false: they are abandoned now.
+        self.keep_waiting: Callable[[list[int]], bool] = lambda pids: True
         self.start_time = processes.read_process(helper.pid).start_time
 
     @classmethod
@@ -145,7 +146,7 @@ class DriverProcess:
 
     def lock(self, pids: Iterable[int], timeout_s: float) -> dict[int, DriverResult]:
         """Lock each process; the driver itself gives up after `timeout_s` and answers 600 NOT_READY."""
-        return self._on_each("lock", pids, Deadline(timeout_s + _GRACE_S), max(1, int(timeout_s * 1000)))
+        return self._on_each("lock", pids, Deadline(timeout_s + LIMITS.helper_grace_s), max(1, int(timeout_s * 1000)))
 
     def checkpoint(self, pids: Iterable[int], deadline: Deadline) -> dict[int, DriverResult]:
         """Checkpoint each locked process."""
@@ -159,8 +160,8 @@ class DriverProcess:
         """Unlock each process."""
         return self._on_each("unlock", pids, deadline)
 
-    def simulated_devices(self, deadline: Deadline) -> list[dict[str, Any]]:
-        """Return the driver's GPUs: `uuid`, `name`, `bytes`.  Raises HelperFailed."""
+    def devices(self, deadline: Deadline) -> list[dict[str, Any]]:
+        """Return the driver's GPUs: `uuid`, `name`, `bytes`, `integrated`, `compute`.  Raises HelperFailed."""
         devices: list[dict[str, Any]] = self._one("devices", deadline)
         return devices
 
@@ -175,11 +176,11 @@ class DriverProcess:
         self._helper.hang_up()
         # What it is in, it writes into the state directory before it answers; then nothing is left to wait for.
         with contextlib.suppress(HelperGone, HelperLate):
-            while "abandoned" not in (message := self._helper.receive(Deadline(_GRACE_S))):
+            while "abandoned" not in (message := self._helper.receive(Deadline(LIMITS.helper_grace_s))):
                 pass
             if not message["abandoned"]:
                 # Collected here; in a container nobody else might.
-                self._helper.ended(Deadline(_GRACE_S))
+                self._helper.ended(Deadline(LIMITS.helper_grace_s))
         self._helper.close()
 
     def __enter__(self) -> DriverProcess:
@@ -223,30 +224,36 @@ class DriverProcess:
         return {pid: result for pid, (result, _) in zip(wanted, answers, strict=True)}
 
     def _calls(self, calls: Sequence[tuple[str, int, list[Any]]], deadline: Deadline) -> list[tuple[DriverResult, Any]]:
-        """Make all calls at once and wait for all; one that has not returned at the deadline is abandoned."""
+        """Make all calls at once and wait for all; those that nobody waits for any longer are abandoned."""
         numbers = range(self._next, self._next + len(calls))
         self._next += len(calls)
         answers: dict[int, Message] = {}
         try:
             for number, (call, pid, arguments) in zip(numbers, calls, strict=True):
                 self._helper.send({"id": number, "do": call, "pid": pid, "arguments": arguments})
-            self._await(numbers, answers, deadline)
+            pids = {number: pid for number, (_, pid, _) in zip(numbers, calls, strict=True)}
+            self._await(pids, answers, deadline)
         except HelperGone as gone:
             if not answers and calls and calls[0][0] in ("init", "state", "restore_thread", "devices", "usage"):
                 raise HelperFailed(helper="driver", detail=str(gone)) from None
             # Whether a call that changes something took effect is not known: it counts as not finished.
         return [_result(answers.get(number)) for number in numbers]
 
-    def _await(self, numbers: range, answers: dict[int, Message], deadline: Deadline) -> None:
-        try:
-            while len(answers) < len(numbers):
-                self._take(answers, self._helper.receive(deadline))
-        except HelperLate:
-            self._helper.send({"do": "abandon", "ids": [number for number in numbers if number not in answers]})
-            with contextlib.suppress(HelperLate):
-                # An answer that comes before the acknowledgement still counts.
-                while self._take(answers, self._helper.receive(Deadline(_GRACE_S))):
-                    pass
+    def _await(self, pids: Mapping[int, int], answers: dict[int, Message], deadline: Deadline) -> None:
+        while left := [number for number in pids if number not in answers]:
+            try:
+                self._take(answers, self._helper.receive(deadline.within(_LOOK_S)))
+            except HelperLate:
+                if deadline.passed() or not self.keep_waiting([pids[number] for number in left if pids[number]]):
+                    self._abandon(left, answers)
+                    return
+
+    def _abandon(self, numbers: list[int], answers: dict[int, Message]) -> None:
+        self._helper.send({"do": "abandon", "ids": numbers})
+        with contextlib.suppress(HelperLate):
+            # An answer that comes before the acknowledgement still counts.
+            while self._take(answers, self._helper.receive(Deadline(LIMITS.helper_grace_s))):
+                pass
 
     def _take(self, answers: dict[int, Message], message: Message) -> bool:
         if "abandoned" in message:
@@ -256,13 +263,18 @@ class DriverProcess:
 
 
 def leftovers(state_dir: Path) -> list[Leftover]:
-    """Return the calls that earlier commands left behind, as far as they have returned by now."""
+    """Return the calls that earlier commands left behind, as far as they have returned by now.
+
+    Those of another namespace are left out: their pids mean other processes here.
+    """
     found = []
     with StateDir.open(os.fspath(state_dir), create=False) as directory:
         for name in directory.names():
             if name.startswith("driver-") and name.endswith(".json"):
                 with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError, errors.UnsafeStateDir):
-                    found.append(_leftover(name, json.loads(directory.read(name))))
+                    data = json.loads(directory.read(name))
+                    if not origin.other(str(data.get("origin", ""))):
+                        found.append(_leftover(name, data))
     return found
 
 

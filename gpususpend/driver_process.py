@@ -21,7 +21,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from gpususpend import errors, processes
+from gpususpend import errors, origin, processes
 from gpususpend.helpers import Inherited, Message, boot_id
 
 TITLE = "gpushare-driver"
@@ -97,10 +97,13 @@ class Cuda:
         return self._call(self._driver.cuCheckpointProcessUnlock, pid, None)
 
     def devices(self) -> tuple[int, str, Any]:
-        """Return every GPU: UUID, name and bytes of memory, in the driver's order."""
+        """Return every GPU in the driver's order: UUID, name, bytes of memory, whether that is the machine's, and the
+        first number of its compute capability.
+        """
         code, name, count = self._call(self._driver.cuDeviceGetCount)
         # Newer bindings dropped the suffix; the driver's function is the same.
         get_uuid = getattr(self._driver, "cuDeviceGetUuid_v2", None) or self._driver.cuDeviceGetUuid
+        attribute = self._driver.CUdevice_attribute
         found = []
         for index in range(count if code == 0 else 0):
             answers = [self._call(self._driver.cuDeviceGet, index)]
@@ -109,12 +112,24 @@ class Cuda:
                 self._call(get_uuid, device),
                 self._call(self._driver.cuDeviceGetName, 256, device),
                 self._call(self._driver.cuDeviceTotalMem, device),
+                self._call(self._driver.cuDeviceGetAttribute, attribute.CU_DEVICE_ATTRIBUTE_INTEGRATED, device),
+                self._call(
+                    self._driver.cuDeviceGetAttribute, attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device
+                ),
             ]
             failed = [answer for answer in answers if answer[0]]
             if failed:
                 return failed[0]
             title = answers[2][2].split(b"\0")[0].decode(errors="replace")
-            found.append({"uuid": uuid_text(answers[1][2].bytes), "name": title, "bytes": answers[3][2]})
+            found.append(
+                {
+                    "uuid": uuid_text(answers[1][2].bytes),
+                    "name": title,
+                    "bytes": answers[3][2],
+                    "integrated": bool(answers[4][2]),
+                    "compute": answers[5][2],
+                }
+            )
         return code, name, found
 
     def usage(self, index: int) -> tuple[int, str, Any]:
@@ -246,7 +261,7 @@ class DriverServer:
         calls = [call for call in self._abandoned.values() if call["pid"]]
         if not calls:  # of no process: nobody has to know
             return
-        content = {**self._identity, "boot_id": boot_id(), "calls": calls}
+        content = {**self._identity, "boot_id": boot_id(), "origin": origin.here(), "calls": calls}
         with contextlib.suppress(errors.StateNotWritten):
             self._supervisor.state_dir.write(self._file, json.dumps(content).encode())
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import secrets
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,10 +16,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
-from gpususpend import errors
+from gpususpend import cgroup, errors
 from gpususpend.deadline import Deadline
 from gpususpend.defaults import LIMITS
 from gpususpend.driver import DriverProcess
+from gpususpend.newfile import NewFile
 
 _UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _HEADER = """\
@@ -112,12 +112,21 @@ class NvmlGpus:
             uuid=_text(self._nvml.nvmlDeviceGetUUID(handle)),
             index=index,
             name=_text(self._nvml.nvmlDeviceGetName(handle)),
-            total_bytes=int(self._nvml.nvmlDeviceGetMemoryInfo(handle).total),
+            total_bytes=self._memory(handle)[1],
             mig=mig,
         )
 
+    def _memory(self, handle: Any) -> tuple[int, int]:
+        """Return the bytes in use and in all; the machine's where the GPU has no memory of its own."""
+        try:
+            memory = self._nvml.nvmlDeviceGetMemoryInfo(handle)
+        except self._nvml.NVMLError_NotSupported:
+            machine = cgroup.machine_limits()[0]
+            return machine.limit_bytes - machine.available_bytes, machine.limit_bytes
+        return int(memory.used), int(memory.total)
+
     def _usage(self, handle: Any) -> GpuUsage:
-        memory = self._nvml.nvmlDeviceGetMemoryInfo(handle)
+        used, total = self._memory(handle)
         by_pid: dict[int, int] = {}
         mps_pids: set[int] = set()
         mps_query = self._nvml.nvmlDeviceGetMPSComputeRunningProcesses
@@ -131,7 +140,7 @@ class NvmlGpus:
                     by_pid[int(process.pid)] = max(by_pid.get(int(process.pid), 0), int(process.usedGpuMemory or 0))
                     if query == mps_query:
                         mps_pids.add(int(process.pid))
-        return GpuUsage(int(memory.used), int(memory.total), by_pid, frozenset(mps_pids))
+        return GpuUsage(used, total, by_pid, frozenset(mps_pids))
 
 
 class SimulatedGpus:
@@ -142,7 +151,7 @@ class SimulatedGpus:
 
     def list(self) -> Sequence[Gpu]:
         """Return every simulated GPU."""
-        devices = self._driver.simulated_devices(Deadline(LIMITS.driver_quick_s))
+        devices = self._driver.devices(Deadline(LIMITS.driver_quick_s))
         return [Gpu(device["uuid"], index, device["name"], device["bytes"]) for index, device in enumerate(devices)]
 
     def usage(self) -> dict[str, GpuUsage]:
@@ -160,16 +169,9 @@ def gpus_of(driver: DriverProcess) -> Gpus:
 
 
 def write_map(path: Path, gpus: Iterable[Gpu]) -> None:
-    """Write a map of every GPU onto itself, to be edited; an existing file is replaced in one step."""
+    """Write a map of every GPU onto itself, to be edited.  Raises BadFile, OSError."""
     lines = [f"{gpu.uuid} {gpu.uuid}  # {gpu.index}: {gpu.name}\n" for gpu in gpus]
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), "w") as file:
-            file.write(_HEADER + "".join(lines))
-        temporary.rename(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    NewFile(os.fspath(path)).finish(_HEADER + "".join(lines))
 
 
 def read_map(path: Path) -> list[tuple[str, str]]:

@@ -18,6 +18,9 @@ from gpususpend.journal import Kind, Member
 from gpususpend.processes import Process
 
 BUSY_POLL_S = 0.05
+SYSTEM_NOT_READY = 802
+# What a result code that says little usually comes from.
+HINTS = {SYSTEM_NOT_READY: " (is nvidia-fabricmanager running? It may need a moment)"}
 T = TypeVar("T")
 
 
@@ -33,6 +36,10 @@ class Rank:
         """Return the pid as the caller sees it."""
         return self.member.pid
 
+    def hang_up(self) -> None:
+        """Leave the connection to whoever still uses it; the next request makes another one."""
+        self.client = ControlClient(self.member.pid, self.member.inner_pid, self.member.uid)
+
     def ask(self, verb: str, deadline: Deadline, step: str = "", fd: int | None = None, **values: Any) -> Reply:
         """Send a request and return its reply; while another long verb runs in the shim, wait for it.
 
@@ -43,11 +50,12 @@ class Rank:
             step, deadline, lambda: self._patiently(lambda: self.client.request(verb, deadline, fd, **values), deadline)
         )
 
-    def listing(self, verb: str, deadline: Deadline, step: str = "") -> list[dict[str, str]]:
+    def listing(self, verb: str, deadline: Deadline, step: str = "", **values: Any) -> list[dict[str, str]]:
         """Return all groups of a paged list; raises as `ask`."""
         return self._guard(
-            step or verb, deadline, lambda: self._patiently(lambda: self.client.listing(verb, deadline), deadline)
-        )
+            step or verb, deadline,
+            lambda: self._patiently(lambda: self.client.listing(verb, deadline, **values), deadline),
+        )  # fmt: skip
 
     def _patiently(self, call: Callable[[], T], deadline: Deadline) -> T:
         """Make a request again while the shim is busy with one of another command."""
@@ -73,7 +81,7 @@ class Rank:
             facts: dict[str, object] = {"word": refusal.code}
             if "cuda" in reply.fields:
                 facts |= {"cuda": reply.number("cuda"), "cuda_name": cuda_name(reply.number("cuda"))}
-                detail = f"{describe(reply)}, {facts['cuda_name']}"
+                detail = f"{describe(reply)}, {facts['cuda_name']}{HINTS.get(reply.number('cuda'), '')}"
             else:
                 detail = describe(reply)
             if "need" in reply.fields:
@@ -86,6 +94,8 @@ class Rank:
         except (OSError, ValueError) as error:
             if not processes.is_same(self.member.process):
                 raise errors.RankDied(step=step, pid=self.pid, comm=self.member.comm) from None
+            if other_program(self.member):
+                raise errors.RankReplaced(step=step, pid=self.pid, comm=self.member.comm) from None
             raise errors.ConnectionLost(step=step, pid=self.pid, detail=str(error)) from None
 
     def status(self, deadline: Deadline) -> Reply:
@@ -150,14 +160,33 @@ def group_of(members: Sequence[Member]) -> Group:
     )
 
 
+def other_program(member: Member) -> bool:
+    """Tell whether a member that lives has become another program: an exec keeps pid and start time, and no shim."""
+    if not member.nonce:
+        return False
+    try:
+        processes.check_reachable(member.process)
+        with ControlClient(member.pid, member.inner_pid, member.uid) as client:
+            nonce = client.request("hello", Deadline(LIMITS.connect_s)).text("nonce")
+        # A shim that has made no object yet has no nonce, and nothing to lose.
+        return int(member.nonce, 16) != 0 and nonce != member.nonce
+    except (ConnectionRefusedError, FileNotFoundError):
+        # The threads of a shim live as long as its program, whatever becomes of the socket.
+        return not processes.threads_named(member.pid, [processes.CONTROL_THREAD])
+    except (errors.GpushareError, OSError, ValueError, ShimRefused):
+        return False
+
+
 def still_there(member: Member) -> Member | None:
     """Return a recorded member as it lives now, or None.
 
     A process restored from a dump keeps pid and nonce and gets a new start time; then the shim's answer decides.
     One without a shim has nothing to tell it by but its place in the group: see `still_there_without_shim`.
+
+    Raises LookFailed or NoAnswer where something listens that does not answer: that is no death.
     """
     if processes.is_same(member.process):
-        return member
+        return None if other_program(member) else member
     if member.kind is not Kind.SHIMMED:
         return None
     try:
@@ -166,6 +195,10 @@ def still_there(member: Member) -> Member | None:
             return None
         with ControlClient(now.pid, now.inner_pid, now.uid) as client:
             nonce = client.request("hello", Deadline(LIMITS.connect_s)).text("nonce")
+    except errors.RankStopped as cause:
+        raise errors.LookFailed(cause=cause) from None
+    except TimeoutError:
+        raise errors.NoAnswer(pid=member.pid, detail=f"no answer within {LIMITS.connect_s:g} s") from None
     except (errors.GpushareError, OSError, ValueError, ShimRefused):
         return None
     return replace(member, start_time=now.start_time, uid=now.uid) if nonce == member.nonce else None

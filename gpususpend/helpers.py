@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gpususpend import errors, processes
+from gpususpend import errors, processes, system
 from gpususpend.deadline import Deadline
 from gpususpend.statedir import StateDir
 
@@ -66,7 +66,7 @@ class Helper:
         self.pid = pid
         self._channel = channel
         # The child cannot be collected before `close`, so its pid is safe until then.
-        self._pidfd = os.pidfd_open(pid)
+        self._pidfd = system.pidfd_open(pid)
 
     @classmethod
     def start(cls, module: str, state_dir: Path, environment: Mapping[str, str]) -> Helper:
@@ -145,7 +145,7 @@ class Helper:
     def kill(self) -> None:
         """Kill the process, by its pidfd."""
         with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            system.send_signal(self._pidfd, signal.SIGKILL)
 
     @property
     def closed(self) -> bool:

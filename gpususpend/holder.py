@@ -15,17 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpususpend import errors, helpers, holder_process, processes, tracing
+from gpususpend import errors, helpers, holder_process, origin, processes, system, tracing
 from gpususpend.deadline import Deadline
+from gpususpend.defaults import LIMITS
 from gpususpend.helpers import Helper, HelperGone, HelperLate, Message
 from gpususpend.statedir import StateDir
 
 MODULE = "gpususpend.holder_process"
 # Threads that always go on: the shim's, which answer the supervisor while everything else stands still.
 KEEP_NAMES = (processes.CONTROL_THREAD,)
-# What the holder's own answer may take beyond the deadline that it was given.
-_ANSWER_S = 5.0
-_KILL_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -55,6 +53,7 @@ class HolderRecord:
     state_dir: str
     targets: dict[int, int]
     leases: tuple[int, ...] = ()
+    origin: str = ""  # where its pids and start times were read; empty in records of before
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON can hold it."""
@@ -72,6 +71,7 @@ class HolderRecord:
                 state_dir=str(data["state_dir"]),
                 targets={int(pid): int(start_time) for pid, start_time in data["targets"]},
                 leases=tuple(int(pid) for pid in data["leases"]),
+                origin=str(data.get("origin", "")),
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"damaged holder record: {error!r}") from None
@@ -124,9 +124,9 @@ class Holder:
         """Return the holder's pid."""
         return self._helper.pid
 
-    def check(self, targets: Sequence[HoldTarget], deadline: Deadline) -> None:
-        """Raise CannotTrace if `stop` would be refused; touches no thread."""
-        self._ask("check", deadline, targets=[_plain(target) for target in targets])
+    def check(self, targets: Sequence[HoldTarget], deadline: Deadline, holders: Sequence[int] = ()) -> None:
+        """Raise CannotTrace if `stop` would be refused once these kept holders have ended; touches no thread."""
+        self._ask("check", deadline, targets=[_plain(target) for target in targets], holders=list(holders))
 
     def stop(self, targets: Sequence[HoldTarget], deadline: Deadline) -> HoldReport:
         """Stop every thread of the targets, but for those to keep; those stopped already stay so.
@@ -147,7 +147,7 @@ class Holder:
 
         Raises HolderFailed, with the threads still stopped and the holder still this command's.
         """
-        reply = self._ask("keep", deadline or Deadline(_ANSWER_S * 2))
+        reply = self._ask("keep", deadline or Deadline(LIMITS.helper_grace_s * 2))
         record = HolderRecord.from_dict({**reply, "state_dir": os.fspath(self._state_dir)})
         self._helper.close()
         return record
@@ -161,10 +161,10 @@ class Holder:
         if self._helper.closed:
             return
         self._helper.hang_up()
-        if not self._helper.ended(Deadline(_KILL_S)):
+        if not self._helper.ended(Deadline(LIMITS.helper_kill_s)):
             # Safe: the kernel continues what a dead tracer held.
             self._helper.kill()
-            self._helper.ended(Deadline(_KILL_S))
+            self._helper.ended(Deadline(LIMITS.helper_kill_s))
         self._helper.close()
 
     def __enter__(self) -> Holder:
@@ -179,7 +179,7 @@ class Holder:
         self._requests += 1
         try:
             self._helper.send({"id": self._requests, "do": verb, "seconds": deadline.left(), **fields})
-            patience = Deadline(deadline.left() + _ANSWER_S)
+            patience = Deadline(deadline.left() + LIMITS.helper_grace_s)
             # The answer to an earlier request, which nobody waited for any more, may come first.
             while (reply := self._helper.receive(patience))["id"] != self._requests:
                 pass
@@ -202,17 +202,20 @@ class Holder:
 def end(record: HolderRecord, deadline: Deadline) -> HolderResult:
     """End a kept holder: its threads go on.  A holder that does not end by the deadline is killed, to the same effect.
 
-    Returns what it left as its result.  Raises UnsafeStateDir, and HolderFailed if not even the kill ends it.
+    Returns what it left as its result; one of another namespace, whose life cannot be told from here, is left alone.
+    Raises UnsafeStateDir, and HolderFailed if not even the kill ends it.
     """
+    if origin.other(record.origin):
+        return HolderResult(found=False, killed=False)
     pidfd = _open_holder(record)
     killed = False
     if pidfd is not None:
         try:
-            signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+            system.send_signal(pidfd, signal.SIGTERM)
             if not helpers.wait_ended(pidfd, deadline):
                 killed = True
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-                if not helpers.wait_ended(pidfd, Deadline(_KILL_S)):
+                system.send_signal(pidfd, signal.SIGKILL)
+                if not helpers.wait_ended(pidfd, Deadline(LIMITS.helper_kill_s)):
                     raise errors.HolderFailed(step="holder: end", pid=record.pid, detail="it cannot be killed")
         except ProcessLookupError:
             pass
@@ -225,8 +228,22 @@ def end(record: HolderRecord, deadline: Deadline) -> HolderResult:
     return HolderResult(pidfd is not None, killed, tuple(result.get("continued", ())), tuple(result.get("gone", ())))
 
 
+def check_end(record: HolderRecord) -> None:
+    """Raise OSError if `end` would be denied; the holder notices nothing."""
+    pidfd = _open_holder(record)
+    if pidfd is not None:
+        try:
+            with contextlib.suppress(ProcessLookupError):
+                system.send_signal(pidfd, 0)
+        finally:
+            os.close(pidfd)
+
+
 def records(state_dir: Path) -> list[HolderRecord]:
-    """Return the records in the state directory: of living holders, and of such that were killed."""
+    """Return the records in the state directory: of living holders, and of such that were killed.
+
+    Those of another namespace are left out: their pids mean other processes here.
+    """
     found = []
     with StateDir.open(os.fspath(state_dir), create=False) as directory:
         for name in directory.names():
@@ -234,13 +251,13 @@ def records(state_dir: Path) -> list[HolderRecord]:
                 with contextlib.suppress(FileNotFoundError, ValueError, errors.UnsafeStateDir):
                     data = json.loads(directory.read(name))
                     found.append(HolderRecord.from_dict({**data, "state_dir": os.fspath(state_dir)}))
-    return found
+    return [record for record in found if not origin.other(record.origin)]
 
 
 def _open_holder(record: HolderRecord) -> int | None:
     """Return a pidfd of the recorded holder, or None when it has ended, its pid reused or not."""
     try:
-        pidfd = os.pidfd_open(record.pid)
+        pidfd = system.pidfd_open(record.pid)
     except ProcessLookupError:
         return None
     # Only now can the pid no longer pass to another process unseen.

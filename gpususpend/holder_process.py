@@ -15,7 +15,7 @@ import os
 import sys
 from dataclasses import dataclass, field
 
-from gpususpend import control, errors, processes, tracing
+from gpususpend import control, errors, origin, processes, tracing
 from gpususpend.deadline import Deadline
 from gpususpend.defaults import LIMITS
 from gpususpend.helpers import Inherited, Message, boot_id
@@ -132,7 +132,7 @@ class HolderProcess:
         verb, deadline = request["do"], Deadline(request["seconds"])
         if verb == "check":
             for target in _targets(request):
-                tracing.check(target)
+                tracing.check(target, request["holders"])
             return {}
         if verb == "stop":
             self._targets = _targets(request)
@@ -161,6 +161,7 @@ class HolderProcess:
                 "boot_id": boot_id(),
                 "targets": [[target.pid, target.start_time] for target in self._targets],
                 "leases": [client.pid for client in self._leases.clients],
+                "origin": origin.here(),
             }
             self._supervisor.state_dir.write(self._record, json.dumps(record).encode())
         except BaseException:

@@ -16,12 +16,11 @@ from typing import Any, TypeVar
 
 from gpususpend import errors
 from gpususpend.deadline import Deadline
+from gpususpend.defaults import LIMITS
 from gpususpend.processes import Process
 from gpususpend.statedir import Locked, StateDir
 
 SCHEMA = 1
-CLAIM_S = 5.0
-LOOK_S = 0.5  # `status` holds the lock for a moment to see whether somebody has it
 _PREFIX, _SUFFIX = "group-", ".json"
 
 
@@ -63,12 +62,37 @@ class Member:
     arena_bytes: int = 0
     host_bytes: int = 0
     device_bytes: dict[str, int] = field(default_factory=dict)  # by GPU UUID: what the shim re-creates at load
+    used_bytes: dict[str, int] = field(default_factory=dict)  # by GPU UUID: what the driver said before the suspend
     tree: bool = False  # found by --tree: what appears below it belongs to the group too
 
     @property
     def process(self) -> Process:
         """Return the identity alone."""
         return Process(self.pid, self.start_time, self.inner_pid, self.uid, 0, self.comm)
+
+    def room(self, with_context: bool) -> dict[str, int]:
+        """Return by GPU the bytes that it needs again: what its shim carries, or all that it used."""
+        used = self.used_bytes if with_context else {}
+        return {uuid: max(used.get(uuid, 0), self.device_bytes.get(uuid, 0)) for uuid in {*used, *self.device_bytes}}
+
+
+@dataclass(frozen=True)
+class StorePlaces:
+    """Where the memory of a group is kept: store, the checkpoint's directory, cache (or none), the checkpoint's id."""
+
+    store: str = ""
+    directory: str = ""
+    cache: str = ""
+    checkpoint: str = ""
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How a group is suspended: what leaves the GPUs, whether no dump is to follow, and the store that it goes to."""
+
+    depth: Depth
+    in_place: bool = False
+    stored: StorePlaces | None = None
 
 
 @dataclass(frozen=True)
@@ -93,12 +117,15 @@ class Record:
     driver: str
     members: list[Member]
     depth: Depth = Depth.PROCESS
+    in_place: bool = False  # its host memory may be of a kind that no dump can take
     frozen: bool = False  # the holder keeps the threads stopped (as far as this record knows)
     holder: dict[str, Any] | None = None
     calls: list[PendingCall] = field(default_factory=list)
     gpus: list[str] = field(default_factory=list)  # UUIDs of all GPUs at the suspend
     room_bytes: dict[str, int] = field(default_factory=dict)  # by GPU UUID: what a restore needs again
+    stored: StorePlaces | None = None  # None: the shims keep the content in host memory
     error: str = ""
+    origin: str = ""  # where its pids and start times were read (origin.py); empty in records of before
 
     @property
     def pids(self) -> list[int]:
@@ -130,6 +157,7 @@ def decode(content: bytes) -> Record:
         data["calls"] = [_build(PendingCall, item) for item in data["calls"]]
         data["stage"] = Stage(data["stage"])
         data["depth"] = Depth(data.get("depth", Depth.PROCESS))
+        data["stored"] = _build(StorePlaces, data["stored"]) if data.get("stored") else None
         return _build(Record, data)
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"damaged record: {error!r}") from None
@@ -156,7 +184,7 @@ class Journal:
                 try:
                     found.append(self.read(group))
                 except ValueError as damage:
-                    self._warn(f"{self._directory.path}/{_PREFIX}{group}{_SUFFIX} is passed over: {damage}")
+                    self._warn(f"{self.path(group)} is passed over: {damage}")
         return sorted(found, key=lambda record: (record.created, record.id))
 
     def _ids(self) -> list[str]:
@@ -166,6 +194,10 @@ class Journal:
     def read(self, group: str) -> Record:
         """Return the record of one group.  Raises FileNotFoundError, ValueError."""
         return decode(self._directory.read(f"{_PREFIX}{group}{_SUFFIX}"))
+
+    def path(self, group: str) -> str:
+        """Return the path of a group's record, for messages."""
+        return f"{self._directory.path}/{_PREFIX}{group}{_SUFFIX}"
 
     def write(self, record: Record) -> Record:
         """Write a record durably and return it."""
@@ -182,7 +214,7 @@ class Journal:
         self._directory.remove(f"{_PREFIX}{record.id}.lock")
 
     @contextlib.contextmanager
-    def held(self, group: str, pids: Iterable[int] = (), patience_s: float = LOOK_S) -> Iterator[None]:
+    def held(self, group: str, pids: Iterable[int] = (), patience_s: float = LIMITS.claim_look_s) -> Iterator[None]:
         """Hold the group for one command; raises Busy while another command has it, for longer than a look takes."""
         lock = f"{_PREFIX}{group}.lock"
         with self._locked(lock, patience_s, group=group, pids=list(pids)):
@@ -197,7 +229,7 @@ class Journal:
     @contextlib.contextmanager
     def choosing(self) -> Iterator[None]:
         """Hold the whole journal while groups are looked up and claimed; brief, so others wait for it."""
-        with self._locked("journal.lock", CLAIM_S, group="", pids=[]):
+        with self._locked("journal.lock", LIMITS.claim_s, group="", pids=[]):
             yield
 
     @contextlib.contextmanager
@@ -210,6 +242,6 @@ class Journal:
                     break
                 except Locked as locked:
                     if deadline.passed():
-                        raise errors.Busy(pid=locked.pid, **facts) from None
+                        raise errors.Busy.by(locked.pid, **facts) from None
                     deadline.sleep(0.02)
             yield

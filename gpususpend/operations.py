@@ -7,16 +7,16 @@ parsing or output; the steps themselves are in suspend.py, resume.py and recover
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
-from gpususpend import claims, discover, errors, preflight, processes, recover, resume, suspend
+from gpususpend import claims, discover, errors, holder, preflight, processes, recover, resume, suspend
 from gpususpend.deadline import Deadline
 from gpususpend.discover import Found, Targets
 from gpususpend.driver import GpuPairs
 from gpususpend.group import Group, group_of
 from gpususpend.helpers import HelperFailed
-from gpususpend.journal import Depth, Kind, Member, Record, Stage
+from gpususpend.journal import Depth, Kind, Manner, Member, Record, Stage, StorePlaces
 from gpususpend.recover import Goal
 from gpususpend.report import GroupReport, Report
 from gpususpend.session import Context, Session
@@ -24,23 +24,26 @@ from gpususpend.status import group_report
 
 
 def suspend_targets(
-    context: Context, targets: Targets, allow_unshimmed: bool, depth: Depth, report: Report
+    context: Context, targets: Targets, allow_unshimmed: bool, manner: Manner, report: Report
 ) -> None:
     """Suspend what the targets name, as one group.  Raises errors; `report` holds what is known either way."""
     found = discover.examine_all(targets, context.warn)
     context.interrupts.check_begin()
+    expected = None
     if targets.everything:
+        expected = {(one.pid, one.process.start_time) for one in found}
         found = _without_suspended(context, found)
         if not found:
             _nothing_left(context, report)
             return
-    _suspend_found(context, found, allow_unshimmed, depth, report)
+    _suspend_found(context, found, allow_unshimmed, manner, report, expected)
 
 
 def _suspend_found(
-    context: Context, found: list[Found], allow_unshimmed: bool, depth: Depth, report: Report
-) -> None:
-    """Suspend processes that were looked at."""
+    context: Context, found: list[Found], allow_unshimmed: bool, manner: Manner, report: Report,
+    expected: Collection[tuple[int, int]] | None = None,
+) -> None:  # fmt: skip
+    """Suspend processes that were looked at; `expected` is everybody whom --all saw."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(claims.exclusive(one.pid for one in found))
         # Children without CUDA that a suspended group has got since say nothing of it: its threads may run.
@@ -49,16 +52,18 @@ def _suspend_found(
         if record is not None:
             report.groups.append(group_report(context, record))
             _refuse_stale(report.groups[-1])
-            if record.depth is not depth:
-                raise errors.OtherDepth(pid=record.pids[0], depth=record.depth.value, wanted=depth.value)
+            if record.depth is not manner.depth:
+                raise errors.OtherDepth(pid=record.pids[0], depth=record.depth.value, wanted=manner.depth.value)
+            if context.store.named is not None:
+                resume.require_same(context.store.named, record)
             report.already = True
             return
-        session = stack.enter_context(_prepared(context, found, allow_unshimmed, depth))
+        session = stack.enter_context(_prepared(context, found, allow_unshimmed, manner))
         stack.enter_context(_reporting(context, session, report))
         record = stack.enter_context(
-            claims.claimed(context, session.group.members, session.driver.version().driver, depth)
+            claims.claimed(context, session.group.members, session.driver.version().driver, manner)
         )
-        session.record = record
+        session.record, session.expected = record, expected
         suspend.suspend(session)
 
 
@@ -82,7 +87,8 @@ def _without_suspended(context: Context, found: list[Found]) -> list[Found]:
 
 def _nothing_left(context: Context, report: Report) -> None:
     """Answer where --all finds nothing that runs: groups that are suspended already, or nothing at all."""
-    records = [record for record in context.journal.records() if record.stage is Stage.SUSPENDED]
+    suspended = [record for record in context.journal.records() if record.stage is Stage.SUSPENDED]
+    records = [record for record in suspended if not claims.elsewhere(record)]
     if not records:
         raise errors.NothingFound(what="no process with the shim runs here")
     report.already = True
@@ -90,7 +96,9 @@ def _nothing_left(context: Context, report: Report) -> None:
 
 
 @contextlib.contextmanager
-def _prepared(context: Context, found: list[Found], allow_unshimmed: bool, depth: Depth) -> Iterator[Session]:
+def _prepared(
+    context: Context, found: list[Found], allow_unshimmed: bool, manner: Manner
+) -> Iterator[Session]:
     """Make the session of a suspend after all refusals; nothing has changed when it is yielded."""
     if not any(one.hello is not None or one.cuda for one in found):
         raise errors.NothingFound(what="none of the named processes uses CUDA")
@@ -98,9 +106,13 @@ def _prepared(context: Context, found: list[Found], allow_unshimmed: bool, depth
     group = _group(found)
     blank = Record("", Stage.SUSPENDING, "preflight", "", context.simulated, "", group.members)
     session = Session(context, group, blank)
+    if manner.stored is not None:
+        from gpususpend.stored import StoredMemory
+
+        session.stored = StoredMemory(session, manner.stored, context.store)
     try:
         try:
-            _check(context, session, found, allow_unshimmed, depth)
+            _check(context, session, found, allow_unshimmed, manner.depth)
         except (errors.StepFailed, HelperFailed) as cause:
             raise errors.LookFailed(cause=cause) from cause
         death = session.death("preflight")
@@ -115,6 +127,7 @@ def _prepared(context: Context, found: list[Found], allow_unshimmed: bool, depth
 def _check(context: Context, session: Session, found: list[Found], allow_unshimmed: bool, depth: Depth) -> None:
     limits, tools = context.limits, context.tools
     preflight.check_phases(session.group, limits)
+    preflight.check_threads(session.group)
     # Before the imports: one whose exporter has no shim is better named by its kind, with the way out.
     preflight.check_uncarried(session.group, limits)
     preflight.check_sharing(session.group, limits)
@@ -123,10 +136,28 @@ def _check(context: Context, session: Session, found: list[Found], allow_unshimm
     preflight.check_depth(session.group, depth)
     preflight.check_descriptors(session.group, limits)
     preflight.check_driver_version(session.driver.version().driver, context.simulated)
+    if depth is Depth.PROCESS:
+        session.awake("state", session.group.cuda_pids)
+        answers = session.driver.states(session.group.cuda_pids, Deadline(limits.driver_quick_s))
+        preflight.check_driver_states(session.group, answers)
     plans, usage = preflight.plans_of(session.group, limits), tools.usage(session.driver)
+    preflight.check_bypass(session.group, usage)
     preflight.check_modes(session.group, plans, tools.gpus(session.driver), usage, context.warn)
+    devices = session.driver.devices(Deadline(limits.driver_quick_s))
+    integrated = [device["uuid"] for device in devices if device["integrated"]]
+    preflight.check_integrated(session.group, plans, usage, integrated, session.stored is not None)
+    if depth is Depth.PROCESS:
+        users = {uuid: gpu.pids for uuid, gpu in usage.items()}
+        preflight.warn_of_shared_gpus(session.group.cuda_pids, users, context.warn)
+        compute = [device["compute"] for device in devices]
+        preflight.warn_of_driver(session.driver.version().driver, compute, context.warn)
+    # Not `session.check_threads`: no holder ends on the way down, and one that has these threads is another group's.
     session.holder.check(session.targets(everybody=True), Deadline(limits.threads_s))
-    preflight.check_memory(session.group, tools, plans, usage, depth, limits)
+    ring_bytes = None
+    if session.stored is not None:
+        session.stored.check(plans)
+        ring_bytes = sum(session.stored.rings({pid: plan.arena_bytes for pid, plan in plans.items()}).values())
+    preflight.check_memory(session.group, tools, plans, usage, depth, limits, ring_bytes)
 
 
 def _group(found: list[Found]) -> Group:
@@ -139,6 +170,7 @@ def _reporting(context: Context, session: Session, report: Report) -> Iterator[N
     try:
         yield
     finally:
+        report.changed |= session.changed
         report.groups.append(session_report(context, session))
 
 
@@ -147,6 +179,8 @@ def session_report(context: Context, session: Session) -> GroupReport:
     group = group_report(context, session.record)
     group.phases = session.times
     group.usage = session.usage
+    if session.stored is not None:
+        group.stored, group.stored_bytes = session.stored.places, dict(session.stored.bytes)
     group.ended = {member.pid: member.comm for member in session.ended}
     return group
 
@@ -156,7 +190,7 @@ def session_report(context: Context, session: Session) -> GroupReport:
 
 def resume_targets(context: Context, targets: Targets, gpu_map: str | None, report: Report) -> None:
     """Resume every group that the targets touch; one that runs already is left alone."""
-    _each_group(context, targets, report, lambda session: _resume(context, session, gpu_map))
+    _raise_first(_each_group(context, targets, report, lambda session: _resume(context, session, gpu_map)))
 
 
 def _resume(context: Context, session: Session, gpu_map: str | None) -> None:
@@ -169,47 +203,69 @@ def _resume(context: Context, session: Session, gpu_map: str | None) -> None:
         for old, new in pairs:
             context.progress.say(f"GPU {old} becomes {new}")
     with resume.told(session):
+        resume.attach_store(session)
+        resume.check_threads(session)
         if recover.is_down(session):
-            preflight.check_room(needed(session.record), context.tools.usage(session.driver), dict(pairs))
+            _check_gpus(context, session, dict(pairs))
     suspend.quiet_for_arenas(session)
     resume.resume(session, pairs)
 
 
-def needed(record: Record) -> dict[str, int]:
-    """Return the bytes by GPU that a restore needs: what came free, or at least what the shims carry."""
-    need = dict(record.room_bytes)
-    for uuid, count in preflight.total(member.device_bytes for member in record.members).items():
-        need[uuid] = max(need.get(uuid, 0), count)
-    return need
+def _check_gpus(context: Context, session: Session, moved: dict[str, str]) -> None:
+    usage = context.tools.usage(session.driver)
+    preflight.check_room(needed(session.record, session.gone), usage, moved)
+    if session.record.depth is Depth.PROCESS:
+        # Who shares a GPU within the group was told at the suspend.
+        users = {uuid: set(gpu.pids) for uuid, gpu in usage.items() if gpu.pids}
+        for member in session.group.members:
+            for uuid in {moved.get(old, old) for old in member.device_bytes} & users.keys():
+                users[uuid].add(member.pid)
+        preflight.warn_of_shared_gpus(session.group.cuda_pids, users, context.warn)
+
+
+def needed(record: Record, gone: Sequence[Member] = ()) -> dict[str, int]:
+    """Return the bytes by GPU that a restore needs: what came free, less what those need no more that are gone.
+
+    At least it is what the others used, as far as the driver told, and what their shims carry: the driver may count
+    memory that two of them map for both.
+    """
+    deep = record.depth is Depth.PROCESS
+    less = preflight.total(member.room(deep) for member in gone)
+    others = [member for member in record.members if member not in gone]
+    least = preflight.total(member.room(deep and len(gone) > 0) for member in others)
+    room = {uuid: count - less.get(uuid, 0) for uuid, count in record.room_bytes.items()}
+    return {uuid: max(room.get(uuid, 0), least.get(uuid, 0)) for uuid in {*room, *least}}
 
 
 def _each_group(
     context: Context, targets: Targets, report: Report, work: Callable[[Session], None],
     check: Callable[[list[Record], list[int]], None] = lambda records, others: None,
-) -> None:
+) -> list[errors.GpushareError]:
     """Run `work` on every group that the targets touch; the first error is raised after all were tried.
 
-    `check` is asked first, with the records and the named pids that are in none, and may refuse.
+    `check` is asked first, with the records and the named pids that are in none, and may refuse.  Returned is why
+    processes were left as they are that nobody named: to be raised when everything else is done.
     """
     records, others = claims.named_records(context, targets)
-    stray = claims.unrecorded(context, targets)
-    if stray:
-        with claims.exclusive(one.pid for one in stray):
-            # Looked at again: another command may have been at work on them a moment ago.
-            stray = claims.unrecorded(context, targets)
-            if stray:
-                records.append(claims.adopted(context, stray))
-                others = [pid for pid in others if pid not in records[-1].pids]
+    stray, left = claims.unrecorded(context, targets)
+    if stray is not None:
+        records.append(stray)
+        others = [pid for pid in others if pid not in stray.pids]
     check(records, others)
-    if not records:
+    if not records and not left:
+        claims.check_tree(others)
         report.already = True
-        return
     failures = []
     for record in records:
         try:
             _one_group(context, record, report, work)
         except errors.GpushareError as error:
             failures.append(error)
+    _raise_first(failures)
+    return left
+
+
+def _raise_first(failures: list[errors.GpushareError]) -> None:
     if failures:
         raise failures[0]
 
@@ -234,13 +290,15 @@ def _one_group(context: Context, record: Record, report: Report, work: Callable[
             stack.callback(session.close)
             stack.enter_context(_reporting(context, session, report))
             work(session)
-    except FileNotFoundError:
-        report.already = True  # another command has finished with the group in between
+    except claims.GroupDone:
+        report.already = True
 
 
 def _refuse_reused(gone: list[Member]) -> None:
     """Refuse where a recorded pid now belongs to a process that was never part of the group."""
     for member in gone:
+        if processes.is_same(member.process):  # it became another program
+            continue
         with contextlib.suppress(errors.NoSuchProcess, errors.ThreadId):
             raise errors.PidReused(pid=member.pid, comm=processes.read_process(member.pid).comm)
 
@@ -248,34 +306,39 @@ def _refuse_reused(gone: list[Member]) -> None:
 # --- stop
 
 
-@contextlib.contextmanager
-def _still_there(record: Record) -> Iterator[None]:
-    """Refuse where another command has brought the group back meanwhile."""
-    try:
-        yield
-    except FileNotFoundError:
-        raise errors.NotSuspended(pid=record.pids[0]) from None
-
-
 def stop_targets(context: Context, targets: Targets, report: Report) -> None:
     """End the holders of suspended groups: the threads run, the gates hold, a dump can be taken."""
     records, others = claims.named_records(context, targets)
     if not records or (others and not targets.trees):
         raise errors.NotSuspended(pid=others or "(none named)")
-    changed = False
+    ended = False
     for record in records:
-        with _still_there(record), claims.taken(context, record) as now, claims.exclusive(now.pids):
-            if now.stage is not Stage.SUSPENDED:
-                raise errors.NeedsRecover(pid=now.members[0].pid, phase=f"{now.stage.value}: {now.step}")
-            if now.depth is Depth.PAGES:
-                raise errors.OtherDepth(pid=now.pids[0], depth=now.depth.value, wanted=Depth.PROCESS.value)
-            changed |= context.tools.end_holders(now, Deadline(context.limits.threads_s), context.warn)
-            try:
-                now = context.journal.update(now, holder=None, frozen=False)
-            except errors.StateNotWritten as problem:
-                context.warn(f"{problem}. The threads run, and the record does not say so")
-            report.groups.append(group_report(context, now))
-    report.already = not changed
+        try:
+            with claims.taken(context, record) as now, claims.exclusive(now.pids):
+                ended |= _stop(context, now, report)
+        except claims.GroupDone:
+            raise errors.NotSuspended(pid=record.pids[0]) from None
+    report.already = not ended
+
+
+def _stop(context: Context, record: Record, report: Report) -> bool:
+    """End the holders of one group; return whether there was one."""
+    if record.stage is not Stage.SUSPENDED:
+        raise errors.NeedsRecover(pid=record.members[0].pid, phase=f"{record.stage.value}: {record.step}")
+    if record.depth is Depth.PAGES:
+        raise errors.OtherDepth(pid=record.pids[0], depth=record.depth.value, wanted=Depth.PROCESS.value)
+    if record.in_place:
+        raise errors.NotForADump(pid=record.pids[0])
+    for kept in context.tools.holders_of(record):
+        holder.check_end(kept)
+    report.changed = True  # what fails from here on may leave a holder that was told to end
+    ended = context.tools.end_holders(record, Deadline(context.limits.threads_s), context.warn)
+    try:
+        record = context.journal.update(record, holder=None, frozen=False)
+    except errors.StateNotWritten as problem:
+        context.warn(f"{problem}. The threads run, and the record does not say so")
+    report.groups.append(group_report(context, record))
+    return ended
 
 
 # --- recover
@@ -298,8 +361,36 @@ def recover_targets(context: Context, targets: Targets, goal: Goal, report: Repo
         if loose and goal is Goal.SUSPENDED:
             raise errors.NothingToRecover(pid=loose)
 
-    _each_group(context, targets, report, work, check)
+    left = _each_group(context, targets, report, work, check)
     for record in again:
         found = discover.examine_members(record.members)
         context.interrupts.check_begin()
-        _suspend_found(context, found, allow_unshimmed=True, depth=record.depth, report=report)
+        with _running_if_refused(context):
+            manner = Manner(record.depth, record.in_place, _places_anew(context, record))
+            _suspend_found(context, found, True, manner, report)
+    _raise_first(left)
+
+
+def _places_anew(context: Context, record: Record) -> StorePlaces | None:
+    """Return where the memory of a group goes that was brought up to be suspended anew."""
+    if record.stored is None:
+        return None
+    from gpususpend.stored import beside
+
+    places = beside(record.stored)
+    if places.directory != record.stored.directory:
+        context.warn(
+            f"the checkpoint in {record.stored.directory} is of before the resume that was cut off, and stays; "
+            f"the memory as it is now goes to {places.directory}"
+        )
+    return places
+
+
+@contextlib.contextmanager
+def _running_if_refused(context: Context) -> Iterator[None]:
+    """Say what a refusal leaves behind that comes after the way up."""
+    try:
+        yield
+    except (errors.Refused, errors.StoreRefused):
+        context.warn("the group runs: it was brought up, and suspending it anew was refused")
+        raise

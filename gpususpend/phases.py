@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -30,18 +31,19 @@ class Slot(Generic[T]):
     rank: Rank
     values: list[T] = field(default_factory=list)
     error: Exception | None = None
+    begun: float = 0.0  # on the monotonic clock
     seconds: float = 0.0
 
 
 def parallel(
-    ranks: Sequence[Rank], work: Callable[[Rank], T], while_waiting: Callable[[int], None] = lambda done: None
+    ranks: Sequence[Rank], work: Callable[[Rank], T], while_waiting: Callable[[list[int]], None] = lambda pids: None
 ) -> list[Slot[T]]:
     """Run `work` for every rank in a thread of its own, join all, and return one slot for each rank, in order.
 
-    `work` has to end by its own deadline.  `while_waiting` is called with the number of finished ranks now and then.
+    `work` has to end by its own deadline.  `while_waiting` is called now and then with the pids of those still at work.
     """
     slots: list[Slot[T]] = [Slot(rank) for rank in ranks]
-    started: list[threading.Thread] = []
+    started: dict[int, threading.Thread] = {}
     try:
         for slot in slots:
             thread = threading.Thread(target=_fill, args=(slot, work), name=f"rank-{slot.rank.pid}", daemon=True)
@@ -50,22 +52,22 @@ def parallel(
             except RuntimeError as error:  # the system lets this user have no more threads
                 slot.error = error
                 break
-            started.append(thread)
+            started[slot.rank.pid] = thread
     finally:
-        for thread in started:
+        for thread in started.values():
             while thread.is_alive():
                 thread.join(JOIN_S)
-                while_waiting(sum(not other.is_alive() for other in started))
+                while_waiting([pid for pid, other in started.items() if other.is_alive()])
     return slots
 
 
 def _fill(slot: Slot[T], work: Callable[[Rank], T]) -> None:
-    begun = time.monotonic()
+    slot.begun = time.monotonic()
     try:
         slot.values.append(work(slot.rank))
     except Exception as error:
         slot.error = error
-    slot.seconds = time.monotonic() - begun
+    slot.seconds = time.monotonic() - slot.begun
 
 
 def results(step: str, slots: Sequence[Slot[T]]) -> dict[int, T]:
@@ -86,9 +88,11 @@ def as_error(step: str, slot: Slot[T]) -> errors.GpushareError:
 
 def worst(failed: Sequence[errors.GpushareError]) -> errors.GpushareError:
     """Return the error to report first: a death explains the failures of others; a deadline explains nothing."""
+    telling = (errors.RankDied, errors.RankStopped)
 
     def weight(error: errors.GpushareError) -> int:
-        return 0 if isinstance(error, errors.RankDied) else 2 if isinstance(error, errors.DeadlinePassed) else 1
+        kinds = [number for number, kind in enumerate(telling) if isinstance(error, kind)]
+        return kinds[0] if kinds else len(telling) + isinstance(error, errors.DeadlinePassed)
 
     ordered = sorted(failed, key=weight)
     ordered[0].facts["also"] = [str(error) for error in ordered[1:]]
@@ -100,12 +104,48 @@ def timeout_ms(deadline: Deadline) -> int:
     return max(1, int(deadline.left() * 1000) - 200)
 
 
+@dataclass(frozen=True)
+class Span:
+    """Something that was done on one rank: when it began, on the monotonic clock, and the seconds that it took."""
+
+    pid: int  # 0: on all of them together
+    name: str
+    begun: float
+    seconds: float
+    bytes: int = 0
+    device: str = ""  # UUID of the GPU, where only one takes part
+
+
 @dataclass
 class PhaseTime:
-    """One phase as it went, for the report."""
+    """One phase as it went, for the report and for a trace."""
 
     name: str
+    begun: float = 0.0  # on the monotonic clock
     seconds: float = 0.0
     bytes: int = 0
-    rank_seconds: dict[int, float] = field(default_factory=dict)
-    copy_seconds: dict[int, float] = field(default_factory=dict)  # of these, while bytes crossed the bus
+    parts: list[Span] = field(default_factory=list)  # of one rank they follow each other
+    copies: list[Span] = field(default_factory=list)  # of one rank and GPU they follow each other
+    copy_seconds: dict[int, float] = field(default_factory=dict)  # by pid, while bytes crossed the bus
+
+    def took(self, slots: Sequence[Slot[T]], name: str = "") -> None:
+        """Keep how long each rank took for the phase, or for the part of it that is named."""
+        self.parts += [Span(slot.rank.pid, name or self.name, slot.begun, slot.seconds) for slot in slots if slot.begun]
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Time a part that concerns all ranks together."""
+        begun = time.monotonic()
+        try:
+            yield
+        finally:
+            self.parts.append(Span(0, name, begun, time.monotonic() - begun))
+
+    @property
+    def rank_seconds(self) -> dict[int, float]:
+        """Return the seconds that each rank took, by pid."""
+        seconds: dict[int, float] = {}
+        for part in self.parts:
+            if part.pid:
+                seconds[part.pid] = seconds.get(part.pid, 0.0) + part.seconds
+        return seconds

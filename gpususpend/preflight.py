@@ -9,20 +9,23 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import sys
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from gpususpend import control, descriptors, errors, modes, phases, processes
+from gpususpend import control, descriptors, errors, modes, openfiles, phases, processes
 from gpususpend.control import Reply, number
 from gpususpend.deadline import Deadline
-from gpususpend.defaults import OLDEST_DRIVER, Limits
+from gpususpend.defaults import ARENA_ROOM_BYTES, HANGS_AT_KILL, LIMITS, OLDEST_DRIVER, Limits
 from gpususpend.descriptors import CannotTake, Copy
 from gpususpend.discover import Found
+from gpususpend.driver import DriverResult, DriverState
 from gpususpend.gpus import Gpu, GpuUsage
 from gpususpend.group import Group, Rank
 from gpususpend.journal import Depth, Kind, Member
 from gpususpend.processes import Process
-from gpususpend.tools import Tools
+from gpususpend.tools import Tools, state_name
 
 # What to do about each kind that is not carried, as the shims name them.
 WAYS_OUT = {
@@ -30,7 +33,6 @@ WAYS_OUT = {
     "fabric": "it is of another node, or of a process without the shim: start it without GPUSHARE_FABRIC, or with "
     "NCCL_MNNVL_ENABLE=0, so that it shares by file descriptor on this node",
     "exported-pool": "share memory made by cuMemCreate instead of a memory pool",
-    "ipc-event": "close the interprocess events first",
     "external-memory": "close the imported graphics memory first",
     "external-semaphore": "close the imported semaphores first",
     "green-context": "start it without green contexts: no checkpoint of one has been seen",
@@ -41,9 +43,7 @@ WAYS_OUT = {
     "mapped-array": "destroy the sparse arrays first",
     "unknown-abi": "install a newer gpushare, which knows this CUDA version",
 }
-
-
-LEAST_ROOM = 32 << 20
+EXEC_PAUSE_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def arena_to_hand_over(plan: Plan) -> int:
 
     An arena that has become too small is replaced while everything stands still, which takes seconds.
     """
-    return plan.arena_bytes and plan.arena_bytes + max(LEAST_ROOM, plan.arena_bytes // 128)
+    return plan.arena_bytes and plan.arena_bytes + max(ARENA_ROOM_BYTES, plan.arena_bytes // 128)
 
 
 def read_plan(reply: Reply) -> Plan:
@@ -90,6 +90,31 @@ def check_driver_version(version: str, simulated: bool, needed: int = OLDEST_DRI
         raise errors.DriverTooOld(version=version or "of unknown version", feature=feature, needed=needed)
 
 
+def check_bypass(group: Group, usage: Mapping[str, GpuUsage]) -> None:
+    """Refuse a process that passes for one without CUDA, since its shim has seen none, and has memory on a GPU."""
+    plain = [member for member in group.members if member.kind is Kind.PLAIN]
+    for uuid, gpu in usage.items():
+        for member in plain:
+            if member.pid in gpu.by_pid:
+                raise errors.PastTheShim(pid=member.pid, comm=member.comm, uuid=uuid)
+
+
+def check_driver_states(group: Group, answers: Mapping[int, DriverResult]) -> None:
+    """Refuse what the driver does not know, or what another tool has locked or checkpointed."""
+    for member in group.members:
+        answer = answers.get(member.pid)
+        if answer is None:
+            continue
+        if not answer.finished:
+            raise errors.DeadlinePassed(
+                step="state", pid=member.pid, seconds=LIMITS.driver_quick_s, detail="the driver does not answer"
+            )
+        if answer.code:
+            raise errors.DriverError(step="state", pid=member.pid, cuda=answer.code, cuda_name=answer.name)
+        if answer.value != DriverState.RUNNING:
+            raise errors.DriverHasIt(pid=member.pid, comm=member.comm, state=state_name(answer.value))
+
+
 def check_modes(
     group: Group, plans: Mapping[int, Plan], gpus: Sequence[Gpu], usage: Mapping[str, GpuUsage],
     warn: Callable[[str], None],
@@ -109,12 +134,65 @@ def check_modes(
             warn(f"pid {member.pid} was started with {tool}: a tool inside the driver can disturb a checkpoint")
 
 
+def check_integrated(
+    group: Group, plans: Mapping[int, Plan], usage: Mapping[str, GpuUsage], integrated: Collection[str], stored: bool
+) -> None:
+    """Refuse to keep in RAM the memory of a GPU that has none but the machine's: both together freeze it (FR-55).
+
+    `integrated` are the UUIDs of such GPUs.  What goes to a store leaves RAM, but of shimmed processes only.
+    """
+    for member in group.members:
+        if member.kind is Kind.PLAIN or (stored and member.kind is Kind.SHIMMED):
+            continue
+        used = {uuid for uuid, gpu in usage.items() if member.pid in gpu.by_pid}
+        used.update(plans[member.pid].device_bytes if member.pid in plans else ())
+        for uuid in used.intersection(integrated):
+            raise errors.Integrated(pid=member.pid, comm=member.comm, uuid=uuid)
+
+
+def warn_of_driver(version: str, compute: Iterable[int], warn: Callable[[str], None]) -> None:
+    """Warn of a driver under which a restored process is better not killed (FR-3, a public report).
+
+    `compute` are the first numbers of the GPUs' compute capabilities.
+    """
+    if max(compute, default=0) >= HANGS_AT_KILL.get(version, sys.maxsize):
+        warn(
+            f"driver {version} has hung machines where a process was killed after a restore: "
+            "suspend such a process again before you end it, or install another driver"
+        )
+
+
+def warn_of_shared_gpus(
+    pids: Collection[int], users: Mapping[str, Collection[int]], warn: Callable[[str], None]
+) -> None:
+    """Warn where one of these processes, once restored, runs beside another on a GPU.  `users` are the pids by GPU.
+
+    Measured (driver-facts.md): the GPU no longer leaves a running kernel of a restored process for another process.
+    """
+    for uuid, listed in users.items():
+        there = set(listed) - {0}  # memory that nobody is named for
+        if len(there) > 1 and not set(pids).isdisjoint(there):
+            named = ", ".join(map(str, sorted(there)))
+            warn(
+                f"GPU {uuid} is shared by pids {named}: after a resume the driver no longer interrupts a kernel for "
+                "another process, and kernels that wait for each other (NCCL) can end in CUDA error 719. Let one of "
+                "them use the GPU at a time, or suspend with --depth pages"
+            )  # fmt: skip
+
+
 def check_phases(group: Group, limits: Limits) -> None:
     """Refuse a shim that an earlier command left half-way."""
     for rank in group:
         phase = rank.status(Deadline(limits.request_s)).text("phase")
         if phase != "running":
             raise errors.NeedsRecover(pid=rank.pid, phase=phase)
+
+
+def check_threads(group: Group) -> None:
+    """Refuse a process without its first thread: what it keeps open and mapped could not be looked at."""
+    for member in group.members:
+        if processes.is_headless(member.pid):
+            raise errors.Headless(pid=member.pid, comm=member.comm)
 
 
 def check_uncarried(group: Group, limits: Limits) -> None:
@@ -162,26 +240,32 @@ def check_sharing(group: Group, limits: Limits) -> None:
 def importers_from(inner_pids: set[int], limits: Limits) -> list[int]:
     """Return the pids of other processes that import memory from one of these; the mute are passed over.
 
-    Another user's shim hangs up: its process can only share with processes of its own user, or of root.
+    Another user's shim hangs up: its process can only share with processes of its own user, or of root.  All are asked
+    at once and by one deadline, since this is asked again while the gates are closed.
     """
-    found = []
-    for inner_pid in control.listeners():
-        if inner_pid in inner_pids:
-            continue
-        try:
-            process = processes.read_process(inner_pid)
-            member = Member(
-                process.pid, process.start_time, process.inner_pid, process.uid, process.comm, Kind.SHIMMED
-            )  # fmt: skip
-            outsider = Rank(member)
-            with contextlib.closing(outsider.client):
-                # One that is busy for longer is at work for another command, which named all that it shares with.
-                imports = outsider.listing("imports", Deadline(limits.connect_s))
-        except (errors.GpushareError, OSError):
-            continue
-        if any(item.get("state") == "resolved" and number(item, "pid") in inner_pids for item in imports):
-            found.append(process.pid)
-    return found
+    strangers = [rank for pid in control.listeners() if pid not in inner_pids for rank in _stranger(pid)]
+    openfiles.reserve(len(inner_pids) + len(strangers))
+    deadline = Deadline(limits.connect_s)
+
+    def shares(stranger: Rank) -> bool:
+        # One that is busy for longer is at work for another command, which named all that it shares with.
+        with contextlib.suppress(errors.GpushareError, OSError), contextlib.closing(stranger.client):
+            rows = stranger.listing("imports", deadline)
+            return any(row.get("state") == "resolved" and number(row, "pid") in inner_pids for row in rows)
+        return False
+
+    answers = phases.results("preflight", phases.parallel(strangers, shares))
+    return [pid for pid, found in answers.items() if found]
+
+
+def _stranger(inner_pid: int) -> list[Rank]:
+    """Return a process outside the group, or nothing if it has ended."""
+    try:
+        process = processes.read_process(inner_pid)
+    except (errors.GpushareError, OSError):
+        return []
+    member = Member(process.pid, process.start_time, process.inner_pid, process.uid, process.comm, Kind.SHIMMED)
+    return [Rank(member)]
 
 
 def check_descriptors(group: Group, limits: Limits) -> None:
@@ -189,7 +273,8 @@ def check_descriptors(group: Group, limits: Limits) -> None:
 
     A shim replaces those of its own process.  One in any other process keeps the memory of before the suspend, and
     stands for something else than what the group uses afterwards.  Such a process may run without the shim, with one
-    that is not of the group, or be a member without CUDA.
+    that is not of the group, or be a member without CUDA.  A child has what its parent had open until it starts its
+    own program: one look alone says nothing.
     """
     if not any(_shares(rank, limits) for rank in group):
         return
@@ -199,9 +284,19 @@ def check_descriptors(group: Group, limits: Limits) -> None:
     wanted = {file for rank in group for file in descriptors.files(rank.pid)}
     ours = {rank.pid for rank in group} | {os.getpid()}
     ours |= {helper.pid for helper in processes.descendants([os.getpid()], everything)}
+    # Counted in looks, not by the clock: a machine that stands still for a moment holds the child up as well.
+    looks = round(limits.exec_s / EXEC_PAUSE_S)
     for process in everything:
-        if process.pid not in ours:
-            _check_copies(process, wanted, group, heirs, limits)
+        if process.pid in ours:
+            continue
+        for left in reversed(range(looks)):
+            try:
+                _check_copies(process, wanted, group, heirs, limits)
+                break
+            except (errors.KeptDescriptor, errors.HiddenDescriptor):
+                if not left:
+                    raise
+            time.sleep(EXEC_PAUSE_S)
 
 
 def _shares(rank: Rank, limits: Limits) -> bool:
@@ -333,18 +428,20 @@ def plans_of(group: Group, limits: Limits) -> dict[int, Plan]:
 
 
 def check_memory(
-    group: Group, tools: Tools, plans: Mapping[int, Plan], usage: Mapping[str, GpuUsage], depth: Depth, limits: Limits
-) -> None:
+    group: Group, tools: Tools, plans: Mapping[int, Plan], usage: Mapping[str, GpuUsage], depth: Depth, limits: Limits,
+    ring_bytes: int | None = None,
+) -> None:  # fmt: skip
     """Refuse a suspend for which host memory or a cgroup lacks room; going over a cgroup's limit would kill.
 
-    The arenas are charged to this command, which fills them, but for what is there already; the copy that the driver
-    keeps of its own part, and the copy of host-class memory, to each process, where these leave their places at all.
+    The arenas, or rings of `ring_bytes` in their place, are charged to this command, which fills them, but for what is
+    there already; the copy that the driver keeps of its own part, and the copy of host-class memory, to each process,
+    where these leave their places at all.
     """
     def missing(rank: Rank) -> int:
         plan, there = plans[rank.pid], rank.status(Deadline(limits.request_s)).number("arena_bytes")
         return max(0, arena_to_hand_over(plan) - there) if plan.arena_bytes > there else 0
 
-    charges = [(os.getpid(), sum(map(missing, group.ranks)))]
+    charges = [(os.getpid(), sum(map(missing, group.ranks)) if ring_bytes is None else ring_bytes)]
     for pid in group.cuda_pids if depth is Depth.PROCESS else []:
         plan = plans.get(pid, Plan(0, 0))
         used = sum(gpu.by_pid.get(pid, 0) for gpu in usage.values())

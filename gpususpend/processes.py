@@ -13,7 +13,7 @@ import select
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from gpususpend import errors
+from gpususpend import cgroup, errors, system
 
 CONTROL_THREAD = "nvsnap-gpushare"
 SHIM_LIBRARY = "libnvsnap_gpushare.so"
@@ -67,22 +67,48 @@ def read_process(pid: int, proc: str = PROC) -> Process:
     owner = int(status["Tgid"])
     if owner != pid:
         raise errors.ThreadId(pid=pid, owner=owner)
-    if state in "ZX":
+    if _is_over(pid, state, proc):
         raise errors.NoSuchProcess(pid=pid)
     inner_pid = int(status.get("NSpid", str(pid)).split()[-1])
-    return Process(pid, start_time, inner_pid, int(status["Uid"].split()[1]), parent, status["Name"])
+    # A name may hold what a terminal takes for commands.
+    name = "".join(letter if letter.isprintable() else "?" for letter in status["Name"])
+    return Process(pid, start_time, inner_pid, int(status["Uid"].split()[1]), parent, name)
 
 
-def _stat(pid: int, proc: str = PROC) -> tuple[int, str, int]:
-    """Return start time, state (X once it is ending) and parent; the name before them may hold any character."""
-    with open(f"{proc}/{pid}/stat", encoding="utf-8", errors="replace") as file:
+def _stat(pid: int, proc: str = PROC, tid: int = 0) -> tuple[int, str, int]:
+    """Return start time, state (X once it is ending) and parent of a process, or of a thread of it."""
+    path = f"{proc}/{pid}/task/{tid}/stat" if tid else f"{proc}/{pid}/stat"
+    with open(path, encoding="utf-8", errors="replace") as file:
+        # The name before them may hold any character.
         words = file.read().rpartition(")")[2].split()
     return int(words[19]), "X" if int(words[6]) & _EXITING else words[0], int(words[1])
 
 
+def _is_over(pid: int, state: str, proc: str) -> bool:
+    """Tell whether a process in this state has ended: its first thread may end before the others."""
+    return state in "ZX" and not _living_threads(pid, proc)
+
+
+def _living_threads(pid: int, proc: str) -> list[int]:
+    living = []
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"{proc}/{pid}/task"):
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                if _stat(pid, proc, int(name))[1] not in "ZX":
+                    living.append(int(name))
+    return living
+
+
+def is_headless(pid: int, proc: str = PROC) -> bool:
+    """Tell whether a process goes on without its first thread, by which /proc shows descriptors, memory and more."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return _stat(pid, proc)[1] in "ZX" and bool(_living_threads(pid, proc))
+    return False
+
+
 def _is_ending(pid: int, proc: str) -> bool:
     try:
-        return _stat(pid, proc)[1] in "ZX"
+        return _is_over(pid, _stat(pid, proc)[1], proc)
     except (OSError, ValueError, IndexError):
         return True
 
@@ -93,7 +119,7 @@ def is_same(process: Process, proc: str = PROC) -> bool:
         start_time, state, _ = _stat(process.pid, proc)
     except (OSError, ValueError, IndexError):
         return False
-    return start_time == process.start_time and state not in "ZX"
+    return start_time == process.start_time and not _is_over(process.pid, state, proc)
 
 
 def is_alive(pid: int, start_time: int, proc: str = PROC) -> bool:
@@ -106,9 +132,12 @@ def check_reachable(process: Process, proc: str = PROC, own_uid: int | None = No
     uid = os.geteuid() if own_uid is None else own_uid
     if uid not in (0, process.uid):
         raise errors.OtherUser(pid=process.pid, uid=process.uid, own_uid=uid)
-    for name, error in (("pid", errors.OtherPidNamespace), ("net", errors.OtherNetNamespace)):
+    shown = f"{proc}/{process.pid}"
+    if is_headless(process.pid, proc):
+        shown += "".join(f"/task/{tid}" for tid in _living_threads(process.pid, proc)[:1])
+    for name, error in (("pid", errors.OtherPidNamespace.of_process), ("net", errors.OtherNetNamespace)):
         try:
-            theirs = os.readlink(f"{proc}/{process.pid}/ns/{name}")
+            theirs = os.readlink(f"{shown}/ns/{name}")
             ours = os.readlink(f"{proc}/self/ns/{name}")
         except PermissionError:
             if not is_same(process, proc):
@@ -185,9 +214,30 @@ def tracer(pid: int, proc: str = PROC) -> int:
     return 0
 
 
+def stopped_by(pid: int, proc: str = PROC) -> str:
+    """Return what keeps a process from answering, nothing if it can answer: a signal, or a tracer or cgroup by name.
+
+    A holder's stops do not count: it lets the shim's threads run, and a process without a shim has nothing to answer.
+    """
+    try:
+        first = _stat(pid, proc)[1]  # the cheap look, since all threads are stopped together
+        for tid in (threads_named(pid, [CONTROL_THREAD], proc) or [pid]) if first in "TtZX" else []:
+            state = _stat(pid, proc, tid)[1]
+            if state == "T":
+                return "by a signal"
+            if state == "t" and tid != pid:
+                return f"by its tracer, pid {tracer(pid, proc)}"
+        # A frozen thread looks as if it slept, or as if it were stopped if it was.
+        if first != "R" and (group := cgroup.frozen_by(pid)):
+            return f"by the freezer of cgroup {group}"
+    except (OSError, ValueError, IndexError, errors.ProcessGone):
+        pass  # it has ended
+    return ""
+
+
 def lock_holder(inode: int, proc: str = PROC) -> int:
-    """Return the process that has a file of /proc locked (flock), 0 if it cannot be seen from here."""
-    with open(f"{proc}/locks", encoding="ascii", errors="replace") as file:
+    """Return the process that has a file locked (flock), 0 if it cannot be seen from here."""
+    with contextlib.suppress(OSError), open(f"{proc}/locks", encoding="ascii", errors="replace") as file:
         for line in file:
             words = line.split()
             if words[1] == "FLOCK" and words[5].rpartition(":")[2] == str(inode):
@@ -207,8 +257,8 @@ def environment(pid: int, proc: str = PROC) -> dict[str, str]:
 
 def nvidia_nodes(pid: int, proc: str = PROC) -> list[Node]:
     """Return the device nodes that a process has open or mapped; a process that ends has none."""
-    found = [*open_nodes(pid, proc), *_mapped_nodes(pid, proc)]
-    return list(dict.fromkeys(found))
+    mapped = [Node(pid, path) for path in _mapped(pid, proc) if _NODE.search(path)]
+    return [*dict.fromkeys(open_nodes(pid, proc)), *mapped]
 
 
 def open_nodes(pid: int, proc: str = PROC) -> Iterator[Node]:
@@ -228,15 +278,19 @@ def open_nodes(pid: int, proc: str = PROC) -> Iterator[Node]:
                 yield Node(pid, path, int(name))
 
 
-def _mapped_nodes(pid: int, proc: str) -> Iterator[Node]:
+def _mapped(pid: int, proc: str) -> dict[str, None]:
+    """Return the paths of the files that a process has mapped, each once and in order."""
     try:
         with open(f"{proc}/{pid}/maps", encoding="utf-8", errors="replace") as file:
-            for line in file:
-                words = line.rstrip("\n").split(maxsplit=5)
-                if len(words) == 6 and _NODE.search(_plain(words[5])):
-                    yield Node(pid, _plain(words[5]))
+            lines = [line.rstrip("\n").split(maxsplit=5) for line in file]
     except (FileNotFoundError, ProcessLookupError):
-        return
+        return {}
+    return dict.fromkeys(_plain(words[5]) for words in lines if len(words) == 6)
+
+
+def has_mapped(pid: int, path: str, proc: str = PROC) -> bool:
+    """Tell whether a process has a file of this name mapped."""
+    return path in _mapped(pid, proc)
 
 
 def _plain(path: str) -> str:
@@ -250,16 +304,11 @@ def uses_cuda(pid: int, proc: str = PROC) -> bool:
     it does one with CUDA.  A shim tells them apart, since its threads begin with CUDA; without one this may say yes too
     often.  It never overlooks a context.  PermissionError passes to the caller.
     """
-    return bool(nvidia_nodes(pid, proc)) and not _has_idle_shim(pid, proc)
-
-
-def _has_idle_shim(pid: int, proc: str) -> bool:
-    try:
-        with open(f"{proc}/{pid}/maps", encoding="utf-8", errors="replace") as file:
-            loaded = any(_plain(line.rstrip("\n")).endswith(f"/{SHIM_LIBRARY}") for line in file)
-    except (FileNotFoundError, ProcessLookupError):
+    mapped = _mapped(pid, proc)
+    if not any(_NODE.search(path) for path in mapped) and not any(open_nodes(pid, proc)):
         return False
-    return loaded and not threads_named(pid, [CONTROL_THREAD], proc)
+    has_shim = any(path.endswith(f"/{SHIM_LIBRARY}") for path in mapped)
+    return not has_shim or bool(threads_named(pid, [CONTROL_THREAD], proc))
 
 
 class Watch:
@@ -268,7 +317,7 @@ class Watch:
     Guarantees that a pid which was reused is told apart: the start time is compared after the pidfd is open.
     """
 
-    def __init__(self, members: Iterable[Process], opener: Callable[[int], int] = os.pidfd_open) -> None:
+    def __init__(self, members: Iterable[Process], opener: Callable[[int], int] = system.pidfd_open) -> None:
         self._opener = opener
         self._fds: dict[int, Process] = {}
         self._dead: list[Process] = []

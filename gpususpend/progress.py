@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TextIO, cast
 
 from gpususpend.defaults import LIMITS
+
+NAMED = 4  # of those that are waited for
 
 
 def readable_bytes(count: float) -> str:
@@ -102,9 +104,14 @@ class Progress:
         self._task = self._bar.add_task(self._phase, total=max(1, self._bytes or self._total), text="")
         self._bar.start()
 
-    def update(self, done: int, bytes_done: int = 0) -> None:
-        """Say how many ranks have finished and how many bytes have moved."""
-        if self._quiet:
+    def waiting(self, whom: Sequence[str], bytes_done: int = 0) -> None:
+        """Say who is still at work, and how many bytes have moved."""
+        named = ", ".join(whom[:NAMED]) + (", …" if len(whom) > NAMED else "")
+        self.update(self._total - len(whom), bytes_done, f"waiting for {named}" if whom else "")
+
+    def update(self, done: int, bytes_done: int = 0, more: str = "") -> None:
+        """Say how many ranks have finished and how many bytes have moved; `more` comes after that."""
+        if self._quiet or not self._phase:
             return
         elapsed = self._clock() - self._begun
         parts = [f"{done}/{self._total} {self._unit}"]
@@ -112,7 +119,7 @@ class Progress:
             parts.append(f"{readable_bytes(bytes_done)} of {readable_bytes(self._bytes)}")
             parts.append(rate(bytes_done, elapsed))
             parts.append(time_left(self._bytes - bytes_done, bytes_done, elapsed))
-        text = ", ".join(part for part in parts if part)
+        text = ", ".join(part for part in [*parts, more] if part)
         if self._bar is not None:
             self._bar.update(self._task, completed=bytes_done if self._bytes else done, text=text)
         elif self._clock() - self._told >= self._interval_s:
@@ -121,6 +128,7 @@ class Progress:
 
     def end(self) -> None:
         """End the phase."""
+        self._phase = ""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

@@ -24,6 +24,7 @@ from gpususpend.group import Rank
 GROWTH = 1.1
 
 
+Check = Callable[[list[int]], None]
 Lane = tuple[int, int]
 """A rank's index, and the id of a thread of it whose launch waits; 0 stands for all work of that rank."""
 
@@ -65,7 +66,7 @@ class Cut:
     """
 
     def __init__(
-        self, ranks: Sequence[Rank], deadline: Deadline, check: Callable[[], None], dice: random.Random | None = None
+        self, ranks: Sequence[Rank], deadline: Deadline, check: Check, dice: random.Random | None = None
     ) -> None:
         self._ranks = ranks
         self._deadline = deadline
@@ -85,8 +86,8 @@ class Cut:
         return self.admitted
 
     def _look(self) -> list[Drain]:
-        self._check()
         drains = [look(rank, self._deadline) for rank in self._ranks]
+        self._check([rank.pid for rank, drain in zip(self._ranks, drains, strict=True) if not drain.drained])
         if busy(drains) and self._deadline.passed():
             raise _late(self._ranks, drains, self._deadline)
         return drains
@@ -165,11 +166,11 @@ def waiting(drains: Sequence[Drain]) -> set[Lane]:
     return {(index, thread) for index, drain in enumerate(drains) for thread, _ in drain.threads}
 
 
-def drain_all(ranks: Sequence[Rank], deadline: Deadline, check: Callable[[], None]) -> int:
+def drain_all(ranks: Sequence[Rank], deadline: Deadline, check: Check) -> int:
     """Wait until every rank has drained; return the number of launches that were let through.
 
-    The launch gates are closed.  `check` is called between two looks and may raise.  Raises DeadlinePassed, which
-    names the first rank that is not drained.
+    The launch gates are closed.  `check` is called after each look with the pids that are not drained, and may raise.
+    Raises DeadlinePassed, which names the first rank that is not drained.
     """
     return Cut(ranks, deadline, check).find()
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 from enum import Enum
 
 from gpususpend import driver, errors
+from gpususpend.control import Silence
 from gpususpend.deadline import Deadline
 from gpususpend.driver import DriverState
 from gpususpend.journal import Depth, PendingCall, Record, Stage
-from gpususpend.resume import resume, told
+from gpususpend.resume import attach_store, check_threads, resume, told
 from gpususpend.session import Context, Session
 from gpususpend.suspend import freeze_again, leave, quiet_for_arenas
 
@@ -26,13 +27,24 @@ class Goal(str, Enum):
 
 
 def settle_calls(session: Session) -> None:
-    """Wait for driver calls that an earlier command left behind; raises StateUnknown if one still runs."""
+    """Wait for driver calls that an earlier command left behind.
+
+    Raises StateUnknown if one still runs, StillSuspended where somebody keeps a process stopped that has to run for it.
+    """
     context, calls = session.context, calls_left(session.context, session.record)
     if not calls:
         return
     deadline = Deadline(context.limits.checkpoint_timeout_s)
     context.progress.say(f"waiting for {len(calls)} driver call(s) that an earlier command left")
-    if not context.tools.await_calls(calls, deadline):
+    waits = [Silence(call.pid, call.call) for call in calls]
+
+    def look() -> None:
+        for wait in waits:
+            wait.look()
+
+    with told(session):
+        returned = context.tools.await_calls(calls, deadline, look)
+    if not returned:
         call = calls[0]
         raise errors.StateUnknown(
             cause=errors.DeadlinePassed(step=call.call, pid=call.pid, seconds=deadline.seconds, detail="still running"),
@@ -66,12 +78,14 @@ def recover(session: Session, goal: Goal) -> bool:
     record = session.record
     session.driver_used = record.depth is Depth.PROCESS
     with told(session):
+        attach_store(session)
         if goal is Goal.RECORDED:
             suspended = record.stage is Stage.SUSPENDED and not was_resumed(session)
             goal = Goal.SUSPENDED if suspended else Goal.RUNNING
         if goal is Goal.SUSPENDED and is_down(session):
             complete(session)
             return True
+        check_threads(session)
     quiet_for_arenas(session)
     resume(session)
     return goal is Goal.RUNNING
@@ -81,7 +95,7 @@ def complete(session: Session) -> None:
     """Do what a suspend has left to do for a group whose memory is away."""
     record = session.record
     for member in session.gone:
-        session.context.warn(f"pid {member.pid} ({member.comm}) has died; the resume will say what is lost with it")
+        session.context.warn(f"pid {member.pid} ({member.comm}) has ended; the resume will say what is lost with it")
     unfinished = record.stage is not Stage.SUSPENDED
     if record.depth is Depth.PAGES:
         if unfinished:
@@ -89,6 +103,7 @@ def complete(session: Session) -> None:
         return
     holders = session.context.tools.holders_of(record)
     if unfinished or (record.frozen and not any(kept.alive() for kept in holders)):
+        session.check_threads(everybody=True)
         session.changed = True
         session.thaw()
         freeze_again(session)

@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpususpend import __version__, errors
+from gpususpend.journal import StorePlaces
 from gpususpend.phases import PhaseTime
 from gpususpend.progress import rate, readable_bytes
 
 SCHEMA = 1
+MOVING = ("release", "save", "zeros", "load")  # phases in which the shims' memory moves
 
 
 @dataclass
@@ -49,6 +51,8 @@ class GroupReport:
     note: str = ""  # what a reader should do or know
     not_running: int = 0
     ended: dict[int, str] = field(default_factory=dict)  # members without CUDA that have ended: name by pid
+    stored: StorePlaces | None = None  # where the memory is kept, if in a store
+    stored_bytes: dict[str, int] = field(default_factory=dict)  # moved by this command, by what the store did or had
 
     def data(self) -> dict[str, Any]:
         """Return the JSON of the group."""
@@ -60,7 +64,8 @@ class GroupReport:
             "note": self.note,
             "holder": self.holder,
             "not_running": self.not_running,
-            "bytes": sum(phase.bytes for phase in self.phases if phase.name in ("release", "load")),
+            "stored": vars(self.stored) | {"bytes": self.stored_bytes} if self.stored is not None else None,
+            "bytes": sum(phase.bytes for phase in self.phases if phase.name in MOVING),
             "seconds": round(sum(phase.seconds for phase in self.phases), 6),
             "phases": [
                 {
@@ -89,6 +94,7 @@ class Report:
     simulated: bool = False
     groups: list[GroupReport] = field(default_factory=list)
     already: bool = False
+    changed: bool = False  # the command has begun to change something
     error: errors.GpushareError | None = None
     warnings: list[str] = field(default_factory=list)
     extra: dict[str, Any] = field(default_factory=dict)  # a command's own entries
@@ -161,6 +167,11 @@ def table(rows: Iterable[Sequence[object]], heads: Sequence[str]) -> list[str]:
 
 def _group_lines(group: GroupReport) -> list[str]:
     lines = [f"group {group.id or '-'}: {group.state}" + (f" ({group.note})" if group.note else "")]
+    if group.stored is not None:
+        cache = f", cache {group.stored.cache}" if group.stored.cache else ""
+        lines.append(f"memory: checkpoint {group.stored.directory} in store {group.stored.store}{cache}")
+    if group.stored_bytes:
+        lines.append(", ".join(f"{word} {readable_bytes(count)}" for word, count in group.stored_bytes.items()))
     if group.ranks:
         heads = ("PID", "COMMAND", "KIND", "STATE", "PHASE", "LEASE", "CARRIED", "HOST", "ARENA")
         rows = [

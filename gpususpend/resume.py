@@ -7,18 +7,21 @@ group is brought back.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
-from gpususpend import errors, phases
+from gpususpend import errors, phases, processes, system
 from gpususpend.control import Reply, number
 from gpususpend.deadline import Deadline
 from gpususpend.driver import DriverState, GpuPairs
-from gpususpend.group import Rank
-from gpususpend.journal import Stage
+from gpususpend.group import SYSTEM_NOT_READY, Rank
+from gpususpend.journal import Member, Record, Stage, StorePlaces
+from gpususpend.prepare import hand_over
 from gpususpend.progress import readable_bytes
-from gpususpend.session import CallsPending, Session
+from gpususpend.session import STOP_PAUSE_S, CallsPending, Session
 from gpususpend.tools import state_name
 
 # Phases of a shim in which all objects are still where the application put them.
@@ -27,8 +30,7 @@ UNTOUCHED = ("running", "quiescing", "quiesced")
 RESTLESS = ("running", "quiescing")
 # Phases before which nothing has been sealed.
 UNSEALED = (*UNTOUCHED, "releasing", "released")
-SEAL_ATTEMPT_S = 5.0
-SEAL_PAUSE_S = 0.02
+FABRIC_PAUSE_S = 0.5
 
 
 def resume(session: Session, gpu_pairs: GpuPairs = ()) -> None:
@@ -37,9 +39,7 @@ def resume(session: Session, gpu_pairs: GpuPairs = ()) -> None:
     Raises a Refused before anything changed; StillSuspended if it can be repeated; Lost if a process cannot come back;
     StateUnknown if a driver call does not return.
     """
-    lost: list[errors.StepFailed] = [
-        errors.RankDied(step="suspended", pid=member.pid, comm=member.comm) for member in session.gone
-    ]
+    lost: list[errors.StepFailed] = [_ended(member) for member in session.gone]
     before = session.record.stage
     session.note(stage=Stage.RESUMING, error="")
     try:
@@ -50,6 +50,14 @@ def resume(session: Session, gpu_pairs: GpuPairs = ()) -> None:
         raise
     if lost:
         raise some_lost(session, lost)
+    if session.stored is not None and before in (Stage.SUSPENDING, Stage.ROLLING_BACK):
+        session.stored.abandon()
+
+
+def _ended(member: Member) -> errors.RankDied:
+    """Return how a member ended while its group was suspended."""
+    kind = errors.RankReplaced if processes.is_same(member.process) else errors.RankDied
+    return kind(step="suspended", pid=member.pid, comm=member.comm)
 
 
 @contextmanager
@@ -63,9 +71,9 @@ def told(session: Session) -> Iterator[None]:
     except errors.Outcome:
         raise
     except Exception as failure:
-        if isinstance(failure, errors.Refused) and not session.changed:
-            raise
         cause = as_cause(session, failure)
+        if isinstance(cause, errors.Refused) and not session.changed:
+            raise cause from failure.__cause__
         session.note(error=str(cause))
         raise outcome(session, cause) from failure
 
@@ -74,6 +82,8 @@ def as_cause(session: Session, failure: Exception) -> errors.GpushareError:
     """Return a failure as an error that names the step; one that is a defect of ours still has an outcome."""
     if isinstance(failure, errors.GpushareError):
         return failure
+    if isinstance(failure, OSError):
+        return system.refusal(failure, "" if session.changed else "; nothing was changed")
     return errors.StepFailed(step=session.record.step, pid=0, detail=f"{type(failure).__name__}: {failure}")
 
 
@@ -148,6 +158,9 @@ def bring_back(session: Session, gpu_pairs: GpuPairs = ()) -> None:
     limits = session.limits
     states = session.states() if session.driver_used else {}
     session.changed = True
+    for pid, state in states.items():
+        if state == DriverState.FAILED:
+            raise errors.StepFailed(step="restore", pid=pid, detail="the driver lost it in an earlier one")
     down = [pid for pid, state in states.items() if state == DriverState.CHECKPOINTED]
     session.driver_step(
         "restore", down, limits.checkpoint_timeout_s, lambda driver, until: driver.restore(down, gpu_pairs, until)
@@ -168,11 +181,11 @@ def reload(session: Session) -> None:
     now = at.values()
     limits = session.limits
     if any(phase not in UNTOUCHED for phase in now):
-        session.verb("load", limits.copy_timeout_s, "loaded_bytes", session.arena_total)
-        session.verb("remap", limits.remap_s)
+        load(session)
+        rebuild(session, "remap")
         if any(phase not in UNSEALED for phase in now):
             in_a_stop(session, "unseal")
-        session.verb("bind", limits.remap_s)
+        rebuild(session, "bind")
         session.verb("check", limits.canary_s)
     if any(phase != "running" for phase in now):
         # While the gates are closed: the driver waits for the GPU when it unlocks pages, and holds others up meanwhile.
@@ -181,31 +194,115 @@ def reload(session: Session) -> None:
         session.shims("open", lambda rank: rank.ask("open", Deadline(limits.open_s)))
 
 
+def rebuild(session: Session, verb: str) -> None:
+    """Send `remap` or `bind` to all shims; again to all while the fabric is not ready, which passes (FR-26)."""
+    deadline, warned = Deadline(session.limits.fabric_s), False
+    while True:
+        try:
+            session.verb(verb, session.limits.remap_s)
+            return
+        except errors.ShimError as failure:
+            if failure.facts.get("cuda") != SYSTEM_NOT_READY or deadline.passed():
+                raise
+            if not warned:
+                session.context.warn(f"asked again: {failure}")
+                warned = True
+        deadline.sleep(FABRIC_PAUSE_S)
+
+
+def check_threads(session: Session) -> None:
+    """Refuse a way back on which the threads have to be stopped, to unseal, and may not be.  Raises CannotTrace."""
+    if any(reply.text("phase") not in UNSEALED for reply in session.quick("status").values()):
+        session.check_threads()
+
+
+def load(session: Session) -> None:
+    """Have all shims make their memory again, with its content from where each keeps it."""
+    needed = stored_in(session)
+    if session.stored is None or not needed:
+        session.verb("load", session.limits.copy_timeout_s, "loaded_bytes", session.arena_total)
+        return
+    session.stored.open(needed)
+    hand_over(session, session.stored.rings(session.stored.to_pass(needed)))
+    session.stored.load()
+
+
+def stored_in(session: Session) -> dict[int, str]:
+    """Return the checkpoints in which the memory of ranks is, by pid; those whose memory is not in any are left out."""
+    words = {pid: reply.text("stored", "-") for pid, reply in session.quick("status").items()}
+    return {pid: word for pid, word in words.items() if word != "-"}
+
+
+def attach_store(session: Session) -> None:
+    """Find where the memory of the group is kept, and make sure that it can be had, before anything changes.
+
+    Raises OtherStore, NoStoreNamed or OtherCheckpoint for what the command names, StoreProblem for what lies there,
+    NotEnoughMemory where the ring does not fit.
+    """
+    named, recorded = session.context.store.named, session.record.stored
+    needed = stored_in(session)
+    if named is not None and (recorded is not None or not needed):
+        require_same(named, session.record)
+    places = merged(named, recorded)
+    if places is not None:
+        from gpususpend.stored import StoredMemory
+
+        session.stored = StoredMemory(session, places, session.context.store)
+    if not needed:
+        return
+    if session.stored is None:
+        pid = min(needed)
+        raise errors.NoStoreNamed(pid=pid, needed=needed[pid])
+    session.stored.open(needed)
+    rings = session.stored.rings(session.stored.to_pass(needed))
+    session.context.tools.check_memory([(os.getpid(), sum(rings.values()))])
+
+
+def require_same(named: StorePlaces, record: Record) -> None:
+    """Refuse a store or a checkpoint other than the one that keeps a group's memory.  A cache may be another."""
+    kept = record.stored or StorePlaces()
+    told = [(one, other) for one, other in ((kept.store, named.store), (kept.directory, named.directory)) if other]
+    if any(one != other for one, other in told):
+        where = f"store {kept.store}, checkpoint {kept.directory}" if record.stored else "host memory"
+        raise errors.OtherStore(
+            pid=record.pids[0], kept=where, named=f"store {named.store}, checkpoint {named.directory}"
+        )
+
+
+def merged(named: StorePlaces | None, recorded: StorePlaces | None) -> StorePlaces | None:
+    """Return the places where memory is kept: the recorded ones, and a cache that the command names."""
+    if recorded is None:
+        return named if named is not None and named.store else None
+    return replace(recorded, cache=named.cache) if named is not None and named.cache else recorded
+
+
 def in_a_stop(session: Session, verb: str, **fields: Any) -> dict[int, Reply]:
     """Send `seal` or `unseal` while all threads of all ranks are stopped.
 
-    A thread may be stopped with a lock in its hands that the shim needs; then it has to run on, and is stopped again
-    a little later.
+    A thread may be stopped with a lock in its hands that the shim needs, or another's that asks it; then it has to run
+    on, and is stopped again a little later.
     """
     deadline = Deadline(session.limits.seal_s)
 
     def ask(rank: Rank) -> Reply:
-        attempt = deadline.within(SEAL_ATTEMPT_S)
+        attempt = deadline.within(session.limits.seal_attempt_s)
         return rank.ask(verb, attempt, timeout_ms=phases.timeout_ms(attempt), **fields)
 
     with session.timed(verb, len(session.group.ranks)) as phase:
         while True:
-            with session.stopped():
-                slots = phases.parallel(session.group.ranks, ask)
+            with session.stopped(verb):
+                slots = phases.parallel(session.group.ranks, ask, session.waiting)
             held = any(_is_held(slot.error) for slot in slots)
             if not held or deadline.passed():
-                phase.rank_seconds = {slot.rank.pid: slot.seconds for slot in slots}
+                phase.took(slots)
                 return phases.results(verb, slots)
-            deadline.sleep(SEAL_PAUSE_S)
+            deadline.sleep(STOP_PAUSE_S)
 
 
 def _is_held(error: Exception | None) -> bool:
-    return isinstance(error, errors.ShimError) and error.facts.get("word") == "busy"
+    if isinstance(error, errors.ShimError):
+        return error.facts.get("word") == "busy"
+    return isinstance(error, errors.DeadlinePassed)
 
 
 def verify(session: Session) -> None:
@@ -233,7 +330,7 @@ def give_up_arenas(session: Session, quiet: Sequence[Rank]) -> None:
     deadline = Deadline(session.limits.seal_s)
     with session.timed("unlock-pages", len(quiet)) as phase:
         slots = phases.parallel(quiet, lambda rank: rank.ask("arena", deadline, bytes=0))
-        phase.rank_seconds = {slot.rank.pid: slot.seconds for slot in slots}
+        phase.took(slots)
     for slot in slots:
         if slot.error is not None:
             session.context.warn(f"the arena of pid {slot.rank.pid} was not given back: {slot.error}")
@@ -242,6 +339,7 @@ def give_up_arenas(session: Session, quiet: Sequence[Rank]) -> None:
 def not_running(session: Session) -> dict[int, str]:
     """Return what every member that does not run is in, asked afresh; what does not answer does not run."""
     found: dict[int, str] = {}
+    unknown: list[int] = []
     if session.driver_used:
         try:
             for pid, state in session.states().items():
@@ -249,12 +347,15 @@ def not_running(session: Session) -> dict[int, str]:
                     found[pid] = state_name(state)
         except errors.GpushareError as error:
             session.context.warn(str(error))
-            found |= dict.fromkeys(session.group.cuda_pids, "state unknown")
+            unknown = session.group.cuda_pids
     deadline = Deadline(session.limits.request_s)
     for slot in phases.parallel(session.group.ranks, lambda rank: rank.ask("status", deadline).text("phase")):
         phase = slot.values[0] if slot.values else "no answer"
         if phase != "running":
             found.setdefault(slot.rank.pid, phase)
+    # A shim opens its gates after the driver has let its process go.
+    shimmed = [rank.pid for rank in session.group.ranks]
+    found |= {pid: "state unknown" for pid in unknown if pid not in found and pid not in shimmed}
     for process in session.dead():
         found[process.pid] = "dead"
     return found
@@ -271,9 +372,8 @@ def outcome(session: Session, cause: errors.GpushareError) -> errors.GpushareErr
             cause=cause, lost=lost, count_lost=len(lost), count=len(session.record.members), states=stuck,
             detail=f"Not running: {len(stuck)}",
         )  # fmt: skip
-    return errors.StillSuspended(
-        cause=cause, count_suspended=len(stuck), count=len(session.record.members), states=stuck
-    )
+    kind = errors.StoreDamaged if isinstance(cause, errors.StoreProblem) else errors.StillSuspended
+    return kind(cause=cause, count_suspended=len(stuck), count=len(session.record.members), states=stuck)
 
 
 def unknown(session: Session, cause: CallsPending) -> errors.StateUnknown:

@@ -8,31 +8,48 @@ of the steps.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from gpususpend import errors, phases, processes
-from gpususpend.control import Reply
+from gpususpend import errors, holder, phases, processes
+from gpususpend.control import LOOK_S, Reply, Silence, number
 from gpususpend.deadline import Deadline
-from gpususpend.defaults import LIMITS, Limits
+from gpususpend.defaults import LIMITS, RING_BYTES, Limits
 from gpususpend.driver import DriverProcess, DriverResult
 from gpususpend.group import Group, Rank
 from gpususpend.holder import Holder, HoldTarget
 from gpususpend.interrupt import Interrupts
-from gpususpend.journal import Journal, Kind, Member, PendingCall, Record
-from gpususpend.phases import PhaseTime
+from gpususpend.journal import Journal, Kind, Member, PendingCall, Record, StorePlaces
+from gpususpend.phases import PhaseTime, Slot, Span
 from gpususpend.preflight import Plan, total
 from gpususpend.processes import Process
 from gpususpend.progress import Progress
 from gpususpend.statedir import StateDir
 from gpususpend.tools import Tools
 
+if TYPE_CHECKING:
+    from gpususpend.gpus import GpuUsage
+    from gpususpend.stored import StoredMemory
+
 T = TypeVar("T")
 
 NOT_INITIALIZED = 3
-STATE_PATIENCE_S, STATE_PAUSE_S = 5.0, 0.1
+STATE_PAUSE_S = 0.1
+STOP_PAUSE_S = 0.02  # that threads run on for which were stopped in an unlucky place
+
+
+@dataclass(frozen=True)
+class StoreOptions:
+    """What a command was told about stores; `named` are the places that it was given."""
+
+    named: StorePlaces | None = None
+    ring_bytes: int = RING_BYTES
+    hash: str | None = None  # that the store has to have
+    verify_existing: str = "new"
+    verify: bool = True
+    require_room: bool = False
 
 
 @dataclass
@@ -46,6 +63,7 @@ class Context:
     simulated: bool = False
     limits: Limits = LIMITS
     warnings: list[str] = field(default_factory=list)
+    store: StoreOptions = StoreOptions()
 
     @property
     def journal(self) -> Journal:
@@ -70,7 +88,7 @@ class CallsPending(errors.DeadlinePassed):
 
     code = "call-pending"
     next_action = "operator"
-    template = "{step} did not return within {seconds} s on pid {pid}"
+    template = "{step} did not return within {seconds} s on pid {pid}{why}"
 
     @property
     def pids(self) -> list[int]:
@@ -98,13 +116,16 @@ class Session:
         self.gone: list[Member] = []  # of the record, with CUDA, ended before this command began
         self.ended: list[Member] = []  # without CUDA, ended before or during this command: no loss
         self.bereft: list[Member] = []  # alive, but what they need cannot be brought back
+        self.expected: Collection[tuple[int, int]] | None = None  # with --all: who was there (pid, start time)
         self.interruptible = False
         self.turning_back = True
         self.changed = False
         self.driver_used = False
+        self.stored: StoredMemory | None = None  # the way of the memory to a store and back, if it is kept in one
         self.watch = processes.Watch(group.processes)
         self._driver: DriverProcess | None = None
         self._holder: Holder | None = None
+        self._patience: Deadline | None = None  # with processes that are kept stopped in a driver call
 
     # Helper processes
 
@@ -113,6 +134,7 @@ class Session:
         """Return the driver process, started on first use."""
         if self._driver is None:
             self._driver = self.context.tools.start_driver()
+            self._driver.keep_waiting = self.keep_waiting
         return self._driver
 
     @property
@@ -154,6 +176,7 @@ class Session:
 
     def restore_threads(self) -> dict[int, int]:
         """Return the driver's restore threads by pid: these must run while the others are stopped."""
+        self.awake("restore-thread", self.group.cuda_pids)
         answers = self.driver.restore_threads(self.group.cuda_pids, Deadline(self.limits.driver_quick_s))
         return {pid: answer.value for pid, answer in answers.items() if answer.ok}
 
@@ -163,11 +186,14 @@ class Session:
             if helper is not None:
                 helper.close()
         self._holder = self._driver = None
+        if self.stored is not None:
+            self.stored.close()
         self.watch.close()
         self.group.close()
 
     def is_cuda(self, pid: int) -> bool:
         """Ask the driver whether a process has initialised it."""
+        self.awake("restore-thread", [pid])
         return self.driver.restore_threads([pid], Deadline(self.limits.driver_quick_s))[pid].ok
 
     # What is known of the members
@@ -186,6 +212,19 @@ class Session:
     def carried(self) -> dict[str, int]:
         """Return by GPU what the shims re-create at load."""
         return total(member.device_bytes for member in self.group.members)
+
+    def measured(self, usage: Mapping[str, GpuUsage]) -> None:
+        """Take what the driver says that each member uses into the record: what a restore needs again."""
+
+        def told(member: Member) -> Member:
+            used = {uuid: gpu.by_pid.get(member.pid, 0) for uuid, gpu in usage.items()}
+            return replace(member, used_bytes={uuid: count for uuid, count in used.items() if count})
+
+        for rank in self.group.ranks:
+            rank.member = told(rank.member)
+        self.group.others = [told(member) for member in self.group.others]
+        members = self.group.members
+        self.note(members=members, gpus=list(usage), room_bytes=total(member.used_bytes for member in members))
 
     def learn(self, plans: Mapping[int, Plan]) -> None:
         """Take what the shims plan to save into the record."""
@@ -262,28 +301,39 @@ class Session:
             return None
         return errors.RankDied(step=step, pid=dead[0].pid, comm=dead[0].comm, pids=[one.pid for one in dead])
 
+    def halt(self, step: str) -> errors.RankStopped | None:
+        """Return that somebody keeps a process with CUDA stopped."""
+        stops = {pid: processes.stopped_by(pid) for pid in self.group.cuda_pids}
+        found = [errors.RankStopped(step=step, pid=pid, by=by) for pid, by in stops.items() if by]
+        return found[0] if found else None
+
     @contextmanager
     def timed(self, name: str, ranks: int, total_bytes: int = 0) -> Iterator[PhaseTime]:
         """Journal, show and time one phase; look for deaths and signals before it and after it."""
         self.barrier(name)
         self.note(step=name)
         self.context.progress.begin(name, ranks, total_bytes)
-        phase = PhaseTime(name)
+        phase = PhaseTime(name, time.monotonic())
         self.times.append(phase)
-        begun = time.monotonic()
         try:
             yield phase
         except errors.GpushareError as error:
-            # A death explains every other failure, wherever that showed first.
-            death = self.death(name)
-            if death is None:
+            # It explains every other failure, wherever that showed first.
+            reason = self.death(name) or (self.halt(name) if isinstance(error, errors.DriverError) else None)
+            if reason is None:
                 raise
-            death.facts["also"] = [str(error)]
-            raise death from error
+            reason.facts["also"] = [str(error)]
+            raise reason from error
         finally:
-            phase.seconds = time.monotonic() - begun
+            phase.seconds = time.monotonic() - phase.begun
             self.context.progress.end()
         self.barrier(name)
+
+    def waiting(self, pids: Sequence[int], bytes_done: int = 0) -> None:
+        """Show whom the phase waits for, and what keeps those from answering."""
+        stops = [(pid, processes.stopped_by(pid)) for pid in pids]
+        whom = [f"pid {pid} (stopped {by})" if by else f"pid {pid}" for pid, by in stops]
+        self.context.progress.waiting(whom, bytes_done)
 
     # Steps over all ranks
 
@@ -293,8 +343,10 @@ class Session:
         `moved` names the field of a reply that counts bytes.  Raises the failure that says most.
         """
         with self.timed(step, len(self.group.ranks), total_bytes) as phase:
-            slots = phases.parallel(self.group.ranks, ask, self.context.progress.update)
-            phase.rank_seconds = {slot.rank.pid: slot.seconds for slot in slots}
+            slots = phases.parallel(self.group.ranks, ask, self.waiting)
+            phase.took(slots)
+            if moved:
+                phase.copies = [copy for slot in slots for copy in copies_of(slot, step)]
             replies = phases.results(step, slots)
             if moved:
                 phase.bytes = sum(reply.number(moved) for reply in replies.values())
@@ -316,10 +368,37 @@ class Session:
         chosen = self.group.ranks if ranks is None else ranks
         return phases.results(verb, phases.parallel(chosen, lambda rank: rank.ask(verb, deadline, **values)))
 
+    def check_threads(self, everybody: bool = False) -> None:
+        """Refuse where the holders of the group may not be ended, or the threads not be stopped after that.
+
+        Raises OSError, CannotTrace.
+        """
+        kept = [one for one in self.context.tools.holders_of(self.record) if one.alive()]
+        for one in kept:
+            holder.check_end(one)
+        self.holder.check(self.targets(everybody), Deadline(self.limits.threads_s), [one.pid for one in kept])
+
+    def stop_threads(self, step: str, everybody: bool = False) -> None:
+        """Stop the threads of the shimmed processes (or of everybody) such that all shims still answer.
+
+        A thread may be stopped with a lock in its hands without which its shim answers nobody: in the middle of a fork,
+        for one.  Then all have to run on, and are stopped again a little later.
+        """
+        deadline = Deadline(self.limits.threads_s)
+        while True:
+            self.holder.stop(self.targets(everybody), deadline)
+            slots = phases.parallel(self.group.ranks, lambda rank: rank.status(deadline.within(self.limits.answer_s)))
+            if all(slot.error is None for slot in slots):
+                return
+            self.holder.go(Deadline(self.limits.threads_s))
+            if deadline.passed() or not any(isinstance(slot.error, errors.DeadlinePassed) for slot in slots):
+                phases.results(step, slots)
+            deadline.sleep(STOP_PAUSE_S)
+
     @contextmanager
-    def stopped(self, everybody: bool = False) -> Iterator[None]:
-        """Stop the threads of the shimmed processes (or of everybody) for a moment."""
-        self.holder.stop(self.targets(everybody), Deadline(self.limits.threads_s))
+    def stopped(self, step: str) -> Iterator[None]:
+        """Stop the threads of the shimmed processes for a moment."""
+        self.stop_threads(step)
         try:
             yield
         finally:
@@ -327,12 +406,28 @@ class Session:
 
     # Driver calls
 
+    def keep_waiting(self, pids: Sequence[int]) -> bool:
+        """Show whom driver calls wait for; false once all who are left were stopped all through --timeout."""
+        self.waiting(pids)
+        if not pids or not all(processes.stopped_by(pid) for pid in pids):
+            self._patience = None
+            return True
+        self._patience = self._patience or Deadline(self.limits.timeout_s)
+        return not self._patience.passed()
+
+    def awake(self, step: str, pids: Sequence[int]) -> None:
+        """Raise RankStopped if somebody keeps one of these stopped: a driver call on it would not return."""
+        waits = [Silence(pid, step) for pid in pids]
+        while any(wait.look() for wait in waits):
+            time.sleep(LOOK_S)
+
     def states(self, pids: Sequence[int] | None = None) -> dict[int, int]:
         """Return the driver's checkpoint state of every CUDA process; never asked one after the other."""
         chosen = self.group.cuda_pids if pids is None else list(pids)
         if not chosen:
             return {}
-        deadline, patience = Deadline(self.limits.driver_quick_s), Deadline(STATE_PATIENCE_S)
+        self.awake("state", chosen)
+        deadline, patience = Deadline(self.limits.driver_quick_s), Deadline(self.limits.driver_patience_s)
         while True:
             answers = self.driver.states(chosen, deadline)
             # Seen once on two idle GPUs (580.159.04): 3 for processes that were suspended, and fine afterwards.
@@ -353,9 +448,16 @@ class Session:
         """Make one driver call on all of `pids` at once; nothing to do is a step too, but no call."""
         with self.timed(step, len(pids)) as phase:
             if pids:
+                self.awake(step, pids)
+                self._patience = None
+                begun = time.monotonic()
                 answers = call(self.driver, Deadline(seconds))
-                phase.rank_seconds = {pid: answer.seconds for pid, answer in answers.items()}
-                self.require(step, answers, seconds)
+                waited = time.monotonic() - begun
+                phase.parts = [
+                    Span(pid, step, begun, answer.seconds if answer.finished else waited)
+                    for pid, answer in answers.items()
+                ]
+                self.require(step, answers, round(min(seconds, waited), 1))
 
     def require(self, step: str, answers: dict[int, DriverResult], seconds: float) -> None:
         """Raise unless every call returned success: CallsPending before DriverError, since its process is stuck."""
@@ -363,7 +465,11 @@ class Session:
         if pending:
             calls = [PendingCall(pid, step, self.driver.pid, self.driver.start_time) for pid in pending]
             self.note(calls=[*self.record.calls, *calls])
-            raise CallsPending(step=step, pid=pending[0], pids=pending, seconds=seconds, driver_pid=self.driver.pid)
+            stop = self.halt(step)
+            raise CallsPending(
+                step=step, pid=pending[0], pids=pending, seconds=seconds, driver_pid=self.driver.pid,
+                also=[] if stop is None else [str(stop)], why="" if stop is None else f". {stop}",
+            )  # fmt: skip
         failed = [
             errors.DriverError(step=step, pid=pid, cuda=answer.code, cuda_name=answer.name)
             for pid, answer in answers.items()
@@ -371,3 +477,15 @@ class Session:
         ]
         if failed:
             raise phases.worst(failed)
+
+
+def copies_of(slot: Slot[Reply], name: str) -> list[Span]:
+    """Return the copies that a shim tells of, one for each GPU; it counts the time from when it began."""
+    return [
+        Span(
+            slot.rank.pid, name, slot.begun + number(group, "at_us") / 1e6, number(group, "us") / 1e6,
+            number(group, "bytes"), group["device"],
+        )
+        for reply in slot.values
+        for group in reply.groups
+    ]  # fmt: skip

@@ -5,6 +5,7 @@ Owns the signal handlers until `interrupt.Interrupts` takes over.  Loads nothing
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -31,11 +32,15 @@ def raise_early(number: int, frame: FrameType | None) -> None:
 def open_streams() -> None:
     """Give the command the standard streams that it was started without, leading nowhere.
 
-    Else the next file to be opened would be taken for one of them.
+    Else the next file to be opened would be taken for one of them.  What a stream's encoding lacks is written escaped:
+    names of processes and files may hold anything.
     """
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "r" if name == "stdin" else "w"))
+        stream = getattr(sys, name)
+        if name != "stdin" and isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def main(arguments: list[str] | None = None) -> None:

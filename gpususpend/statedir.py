@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import secrets
 import stat
 from collections.abc import Iterator
 
-from gpususpend import errors
+from gpususpend import errors, processes, system
+
+_NAME_ANOTHER = "name another one with --state-dir"
 
 
 class Locked(Exception):
@@ -42,21 +43,13 @@ class StateDir:
 
         Raises UnsafeStateDir if it may not be trusted, FileNotFoundError if it is missing and not to be made.
         """
-        if create:
-            try:
-                os.mkdir(path, 0o700)
-            except FileExistsError:
-                pass
-            except OSError as error:
-                raise errors.UnsafeStateDir(path=path, why=f"cannot be made: {error.strerror}") from None
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            fd = _open_directory(path)
         except FileNotFoundError:
-            raise
-        except OSError as error:
-            symlink = error.errno == errno.ELOOP or os.path.islink(path)
-            why = "it is a symbolic link" if symlink else f"it cannot be opened: {error.strerror}"
-            raise errors.UnsafeStateDir(path=path, why=why) from None
+            if not create:
+                raise
+            _make_directory(path)
+            fd = _open_directory(path)
         try:
             _check_directory(path, os.fstat(fd))
         except BaseException:
@@ -100,7 +93,8 @@ class StateDir:
         try:
             yield
         except OSError as error:
-            raise errors.StateNotWritten(path=f"{self.path}/{name}", detail=error.strerror) from None
+            way_out = "make room there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "see to that"
+            raise errors.StateNotWritten(path=f"{self.path}/{name}", detail=error.strerror, way_out=way_out) from None
 
     def _replace(self, name: str, content: bytes) -> None:
         temporary = f"{name}.{secrets.token_hex(8)}.tmp"
@@ -135,12 +129,12 @@ class StateDir:
             fd = os.open(name, flags, 0o600, dir_fd=self.fd)
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.EACCES):
-                raise errors.UnsafeStateDir(path=f"{self.path}/{name}", why="it is no regular file") from None
+                raise _odd(f"{self.path}/{name}", "it is no regular file") from None
             raise
         why = _why_not(os.fstat(fd))
         if why:
             os.close(fd)
-            raise errors.UnsafeStateDir(path=f"{self.path}/{name}", why=why)
+            raise _odd(f"{self.path}/{name}", why)
         return fd
 
     def _open_lock(self, name: str) -> int:
@@ -159,10 +153,12 @@ class StateDir:
             fd = self._open_lock(name)
         try:
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                system.try_lock(fd)
             except BlockingIOError:
                 text = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
-                raise Locked(int(text) if text.isdigit() else 0) from None
+                # Who has just got the lock has not written its pid yet; the kernel shows pids of this namespace only.
+                written = int(text) if text.isdigit() else 0
+                raise Locked(processes.lock_holder(os.fstat(fd).st_ino) or written) from None
             with contextlib.suppress(OSError):  # of a full disk: only who waits would like to know it
                 os.ftruncate(fd, 0)
                 os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
@@ -186,10 +182,44 @@ def _why_not(facts: os.stat_result) -> str:
     return "it is no regular file of this user alone"
 
 
+def _odd(path: str, why: str) -> errors.UnsafeStateDir:
+    return errors.UnsafeStateDir(path=path, why=why, way_out="See who made it, and move it away")
+
+
+def _open_directory(path: str) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        if error.errno == errno.ELOOP or os.path.islink(path):
+            check = "see where it leads and, if that is yours, name it"
+            raise _distrusted(path, "it is a symbolic link", check) from None
+        why = f"it cannot be opened: {error.strerror}"
+        if error.errno == errno.EACCES:
+            raise _distrusted(path, why, "see whose it is, and run as that user") from None
+        raise errors.UnsafeStateDir(path=path, why=why, way_out=f"See what it is, or {_NAME_ANOTHER}") from None
+
+
+def _make_directory(path: str) -> None:
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:  # another command was faster
+        pass
+    except OSError as error:
+        why = f"it cannot be made: {error.strerror}"
+        raise errors.UnsafeStateDir(path=path, why=why, way_out=f"See to that, or {_NAME_ANOTHER}") from None
+
+
+def _distrusted(path: str, why: str, check: str) -> errors.UnsafeStateDir:
+    """Return the refusal of a directory that others may have been in: what it holds may be the only way back."""
+    way_out = f"It may hold the record of a suspended group: {check}, or {_NAME_ANOTHER}"
+    return errors.UnsafeStateDir(path=path, why=why, way_out=way_out)
+
+
 def _check_directory(path: str, facts: os.stat_result) -> None:
-    if not stat.S_ISDIR(facts.st_mode):
-        raise errors.UnsafeStateDir(path=path, why="it is no directory")
     if facts.st_uid != os.geteuid():
-        raise errors.UnsafeStateDir(path=path, why=f"it belongs to user {facts.st_uid}, not to {os.geteuid()}")
+        raise _distrusted(path, f"it belongs to user {facts.st_uid}, not to {os.geteuid()}", "run as that user")
     if stat.S_IMODE(facts.st_mode) != 0o700:
-        raise errors.UnsafeStateDir(path=path, why=f"its mode is {stat.S_IMODE(facts.st_mode):04o}, not 0700")
+        why = f"its mode is {stat.S_IMODE(facts.st_mode):04o}, not 0700"
+        raise _distrusted(path, why, f"see that nobody else has been in it, then chmod 700 {path}")

@@ -10,13 +10,12 @@ import contextlib
 from gpususpend import claims, discover, errors, phases, processes
 from gpususpend.control import Reply
 from gpususpend.deadline import Deadline
+from gpususpend.defaults import LIMITS
 from gpususpend.discover import Targets
 from gpususpend.group import Rank, still_there
 from gpususpend.journal import Depth, Kind, Member, Record, Stage
 from gpususpend.report import GroupReport, RankReport, Report
 from gpususpend.session import Context
-
-STATUS_S = 2.0
 
 
 def status_targets(context: Context, targets: Targets, report: Report) -> None:
@@ -37,8 +36,17 @@ def status_targets(context: Context, targets: Targets, report: Report) -> None:
     if loose:
         ranks = _look(loose)
         halfway = [rank.pid for rank in ranks if rank.phase not in ("running", "-")]
-        note = "left half-way by a command whose record is gone; run recover" if halfway else _kept(ranks)
+        note = _unrecorded(ranks, halfway) if halfway else _kept(ranks)
         report.groups.append(GroupReport("half-way" if halfway else "running", ranks, note=note))
+    if not report.groups:
+        report.lines.append("no group is suspended, and no process runs under the shim here")
+
+
+def _unrecorded(ranks: list[RankReport], pids: list[int]) -> str:
+    keepers = dict.fromkeys(processes.tracer(rank.pid) for rank in ranks if rank.lease == "held")
+    text = "left half-way by a command whose record is gone, or is in another state directory; "
+    held = f"threads are held by process {', '.join(str(pid or '(unknown)') for pid in keepers)}; " if keepers else ""
+    return f"{text}{held}run recover {' '.join(map(str, pids))}"
 
 
 def _loose(context: Context, targets: Targets, grouped: set[int], others: list[int]) -> list[processes.Process]:
@@ -59,11 +67,13 @@ def group_report(context: Context, record: Record) -> GroupReport:
         ranks = _look(record.members)  # done: the record is gone
         state = "not running" if _idle(ranks) else "running"
         return GroupReport(state, ranks, id=record.id or None, not_running=_idle(ranks))
+    if kind := claims.elsewhere(record):
+        return _unseen(record, kind)
     ranks = _look(record.members, record.stage)
     kept = [holder for holder in context.tools.holders_of(record) if holder.alive()]
     group = GroupReport(
         record.stage.value, ranks, id=record.id, step=record.step, holder=kept[0].pid if kept else None,
-        not_running=_idle(ranks), depth=record.depth.value,
+        not_running=_idle(ranks), depth=record.depth.value, stored=record.stored,
     )  # fmt: skip
     if record.calls:
         calls = ", ".join(f"{call.call} on pid {call.pid} in process {call.driver_pid}" for call in record.calls)
@@ -79,12 +89,24 @@ def group_report(context: Context, record: Record) -> GroupReport:
     return group
 
 
+def _unseen(record: Record, kind: str) -> GroupReport:
+    """Return what is recorded of a group of another namespace: from here, nobody knows who of it lives."""
+    ranks = [
+        RankReport(member.pid, member.inner_pid, member.comm, member.kind.value, "unknown", bytes=member.arena_bytes)
+        for member in record.members
+    ]
+    return GroupReport(
+        record.stage.value, ranks, id=record.id, step=record.step, not_running=len(ranks), depth=record.depth.value,
+        stored=record.stored, note=f"of another {kind} namespace, as recorded there; run the command there",
+    )  # fmt: skip
+
+
 def _halfway(context: Context, record: Record) -> str:
     try:
         with context.journal.held(record.id, patience_s=0):
             pass
     except errors.Busy as busy:
-        return f"a command (pid {busy.facts['pid']}) is at work"
+        return f"a command ({busy.facts['who']}) is at work"
     except errors.Refused as refusal:
         return str(refusal)
     text = f"cut off in {record.step}; run recover"
@@ -103,7 +125,7 @@ def _idle(ranks: list[RankReport]) -> int:
 def _look(members: list[Member], stage: Stage | None = None) -> list[RankReport]:
     """Ask all shims at once; each member becomes one row."""
     shimmed = [Rank(member) for member in members if member.kind is Kind.SHIMMED]
-    deadline = Deadline(STATUS_S)
+    deadline = Deadline(LIMITS.status_s)
     slots = phases.parallel(shimmed, lambda rank: rank.status(deadline))
     answers = {slot.rank.pid: slot.values[0] if slot.values else None for slot in slots}
     for rank in shimmed:
@@ -121,10 +143,17 @@ def _row(member: Member, reply: Reply | None, stage: Stage | None) -> RankReport
         row.bytes = reply.number("carried_bytes", row.bytes)
         row.arena_bytes = reply.number("arena_bytes")
         row.state = "running" if row.phase == "running" else "suspended" if row.phase == "sealed" else row.phase
-    elif still_there(member) is None:
+    elif _is_gone(member):
         row.state = "ended" if member.kind is Kind.PLAIN else "dead"
     elif member.kind is Kind.SHIMMED:
         row.phase, row.state = "no answer", "no answer"
     else:
         row.state = "suspended" if stage is Stage.SUSPENDED else "running"
     return row
+
+
+def _is_gone(member: Member) -> bool:
+    try:
+        return still_there(member) is None
+    except errors.Refused:  # it does not answer
+        return False

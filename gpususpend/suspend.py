@@ -6,25 +6,23 @@ were chosen.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
-
 from gpususpend import discover, errors, phases, processes, quiesce
 from gpususpend.control import Reply
 from gpususpend.deadline import Deadline
+from gpususpend.defaults import KEPT_BYTES
 from gpususpend.driver import DriverState
 from gpususpend.gpus import GpuUsage
-from gpususpend.group import Group, Rank
+from gpususpend.group import Rank
 from gpususpend.journal import Depth, Kind, Member, Stage
-from gpususpend.preflight import arena_to_hand_over, check_descriptors, read_plan
+from gpususpend.preflight import check_descriptors, check_sharing
+from gpususpend.prepare import prepare
+from gpususpend.processes import Process
 from gpususpend.progress import readable_bytes
 from gpususpend.resume import (
     RESTLESS,
-    SEAL_PAUSE_S,
     as_cause,
     bring_back_survivors,
+    give_up_arenas,
     in_a_stop,
     not_running,
     outcome,
@@ -33,15 +31,6 @@ from gpususpend.resume import (
 )
 from gpususpend.session import CallsPending, Session
 from gpususpend.tools import state_name
-
-if TYPE_CHECKING:
-    from gpususpend.arena import Arena
-
-PENDING_GRACE_S = 5.0
-# How long a workload that is not to be suspended any more may be held up for the sake of the memory of its arenas.
-ARENA_CUT_S = 5.0
-ANSWER_S = 1.0
-KEPT_BYTES = 32 << 20  # of a GPU at depth pages, by which what others do there is told from memory that stays
 
 
 def suspend(session: Session) -> None:
@@ -62,15 +51,19 @@ def go_down(session: Session) -> None:
     limits = session.limits
     usage_before = session.context.tools.usage(session.driver)
     # Where the command ends before it can measure, this is what a restore needs again.
-    session.note(gpus=list(usage_before), room_bytes=used_by(session.group, usage_before))
+    session.measured(usage_before)
     plain_nodes = nodes_of_plain(session)
+    if session.stored is not None:
+        session.stored.begin()
     prepare(session)
     # Once more: the arenas may have taken minutes, in which descriptors went around.
     check_descriptors(session.group, limits)
     quiesce_all(session)
+    # From here on nobody opens memory of the group: who did since the first look would keep what is left behind.
+    check_sharing(session.group, limits)
     settle_orphans(session)
     prepare(session, quiet=True)  # what was allocated since, and what orphans were adopted
-    session.verb("release", limits.copy_timeout_s, "saved_bytes", session.arena_total)
+    release(session)
     if session.record.depth is Depth.PAGES:
         # CPU threads go on, and with them what they do to memory that is not the GPUs'.
         in_a_stop(session, "seal", host=0)
@@ -89,10 +82,16 @@ def go_down(session: Session) -> None:
     freeze(session, plain_nodes, usage_before)
 
 
-def used_by(group: Group, usage: Mapping[str, GpuUsage]) -> dict[str, int]:
-    """Return the bytes that a group uses on each GPU, as far as the driver tells."""
-    used = {uuid: sum(gpu.by_pid.get(pid, 0) for pid in group.cuda_pids) for uuid, gpu in usage.items()}
-    return {uuid: count for uuid, count in used.items() if count}
+def release(session: Session) -> None:
+    """Take the memory off the GPUs; where it goes to a store, not before the checkpoint exists."""
+    seconds, stored = session.limits.copy_timeout_s, session.stored
+    if stored is None:
+        session.verb("release", seconds, "saved_bytes", session.arena_total)
+        return
+    stored.save()
+    session.verb("release", seconds, stored=stored.places.checkpoint)
+    give_up_arenas(session, session.group.ranks)
+    stored.drop_rings()
 
 
 def leave(session: Session, usage_before: dict[str, GpuUsage]) -> None:
@@ -114,20 +113,9 @@ def leave(session: Session, usage_before: dict[str, GpuUsage]) -> None:
 
 
 def stop_everything(session: Session) -> None:
-    """Stop all threads of the group, and what has appeared below its trees: what stands still makes no children.
-
-    A thread may be stopped with a lock in its hands without which its shim answers nobody: in the middle of a fork, for
-    one.  Then all have to run on, and are stopped again a little later.
-    """
-    deadline = Deadline(session.limits.threads_s)
+    """Stop all threads of the group, and what has appeared below its trees: what stands still makes no children."""
     while True:
-        session.holder.stop(session.targets(everybody=True), deadline)
-        answers = phases.parallel(session.group.ranks, lambda rank: rank.status(deadline.within(ANSWER_S)))
-        if any(isinstance(slot.error, errors.DeadlinePassed) for slot in answers) and not deadline.passed():
-            session.holder.go(deadline)
-            deadline.sleep(SEAL_PAUSE_S)
-            continue
-        phases.results("freeze", answers)
+        session.stop_threads("freeze", everybody=True)
         appeared = newcomers(session)
         if not appeared:
             return
@@ -153,89 +141,28 @@ def freeze_again(session: Session) -> None:
         session.note(room_bytes=known)
 
 
-def prepare(session: Session, quiet: bool = False) -> None:
-    """Give every shim an arena that holds what it will save; one that is large enough already stays.
-
-    One that an earlier command left and that is too small is replaced when the group is `quiet`, not before.
-    """
-    replies = session.quick("plan")
-    plans = {pid: read_plan(reply) for pid, reply in replies.items()}
-    have = {pid: reply.number("arena_bytes") for pid, reply in session.quick("status").items()}
-    short = [
-        rank for rank in session.group
-        if plans[rank.pid].arena_bytes > have[rank.pid] and (quiet or have[rank.pid] == 0)
-    ]  # fmt: skip
-    session.learn(plans)
-    if not short:
-        return
-    wanted = {rank.pid: arena_to_hand_over(plans[rank.pid]) for rank in short}
-    session.context.tools.check_memory([(os.getpid(), sum(wanted.values()))])
-    deadline = Deadline(session.limits.prepare_s)
-    with session.timed("prepare", len(short), sum(wanted.values())) as phase, filled(session, short, wanted) as made:
-        # Only now does a shim get one: what fails before, or is interrupted, leaves nothing to take back.
-        slots = phases.parallel(
-            short, lambda rank: rank.ask("arena", deadline, fd=made[rank.pid][0].fd, bytes=made[rank.pid][0].bytes),
-            lambda done: session.context.progress.update(done, sum(wanted.values())),
-        )  # fmt: skip
-        phase.rank_seconds = {slot.rank.pid: made[slot.rank.pid][1] + slot.seconds for slot in slots}
-        replies = phases.results("prepare", slots)
-        phase.bytes = sum(reply.number("bytes") for reply in replies.values())
-    for pid, reply in replies.items():
-        locked, whole = reply.number("locked_bytes"), reply.number("bytes")
-        if locked < whole:
-            session.context.progress.say(
-                f"the driver page-locks {readable_bytes(locked)} of the arena of pid {pid}, {readable_bytes(whole)}: "
-                "the rest is copied more slowly"
-            )
-
-
-@contextmanager
-def filled(
-    session: Session, ranks: Sequence[Rank], wanted: Mapping[int, int]
-) -> Iterator[dict[int, tuple[Arena, float]]]:
-    """Yield by pid a populated arena and the seconds that it took; the descriptors are closed at the end.
-
-    A signal turns back in the middle of it: this may take minutes.
-    """
-    context = session.context
-    dumpable = session.record.depth is Depth.PROCESS
-    pieces: list[int] = []  # appended to by many threads, which is atomic; only its sum is read
-
-    def count(piece: int) -> None:
-        pieces.append(piece)
-        if session.interruptible:
-            context.interrupts.check("prepare")
-
-    slots = phases.parallel(
-        ranks, lambda rank: context.tools.prepare_arena(wanted[rank.pid], count, dumpable),
-        lambda done: context.progress.update(done, sum(pieces)),
-    )  # fmt: skip
-    try:
-        for pid, arena in phases.results("prepare", slots).items():
-            if not arena.kind.huge:
-                context.progress.say(f"the arena of pid {pid} has plain pages: locking and copying are slower")
-        yield {slot.rank.pid: (slot.values[0], slot.seconds) for slot in slots}
-    finally:
-        for slot in slots:
-            for arena in slot.values:
-                os.close(arena.fd)
-
-
 def quiesce_all(session: Session, seconds: float | None = None) -> None:
     """Close the gates of all ranks around one consistent cut, by default within --timeout."""
     deadline = Deadline(session.limits.timeout_s if seconds is None else seconds)
     ranks = session.group.ranks
+
+    def look(pids: list[int]) -> None:
+        session.barrier("quiesce")
+        session.waiting(pids)
+
     with session.timed("quiesce", len(ranks)) as phase:
         session.changed = True
         ask = phases.parallel(ranks, lambda rank: rank.ask("close-launch", deadline.within(session.limits.request_s)))
+        phase.took(ask, "close-launch")
         phases.results("close-launch", ask)
-        quiesce.drain_all(ranks, deadline, lambda: session.barrier("quiesce"))
+        with phase.part("drain"):
+            quiesce.drain_all(ranks, deadline, look)
 
         def close(rank: Rank) -> Reply:
             return rank.ask("close-memory", deadline, timeout_ms=phases.timeout_ms(deadline))
 
-        slots = phases.parallel(ranks, close)
-        phase.rank_seconds = {slot.rank.pid: slot.seconds for slot in slots}
+        slots = phases.parallel(ranks, close, session.waiting)
+        phase.took(slots, "close-memory")
         phases.results("close-memory", slots)
 
 
@@ -266,15 +193,24 @@ def nodes_of_plain(session: Session) -> dict[int, set[str]]:
 def newcomers(session: Session) -> list[Member]:
     """Return what has appeared in the trees of the group since it was looked at.
 
-    Raises NewCudaProcess if it uses CUDA, as a member without CUDA may by now: it was neither gated nor saved.
+    Raises NewCudaProcess if it uses CUDA, as a member without CUDA may by now, and with --all anybody: it was neither
+    gated nor saved.
     """
     appeared = []
-    for found in discover.newcomers(session.group.members):
+    for found in discover.newcomers(session.group.members, strangers(session)):
         if found.hello is not None or (found.cuda and session.is_cuda(found.pid)):
             raise errors.NewCudaProcess(step="freeze", pid=found.pid, comm=found.process.comm)
         if found.tree and found.pid not in session.members:
             appeared.append(found.member(Kind.PLAIN))
     return appeared
+
+
+def strangers(session: Session) -> list[Process]:
+    """Return what has got a shim that listens since --all was looked up; nobody where the group was named."""
+    if session.expected is None:
+        return []
+    listening = discover.with_sockets(lambda text: None)
+    return [process for process in listening if (process.pid, process.start_time) not in session.expected]
 
 
 def check_quiet(session: Session, plain_nodes: dict[int, set[str]]) -> None:
@@ -348,7 +284,7 @@ def roll_back(session: Session, cause: errors.GpushareError) -> errors.GpushareE
     """Bring everything back after `cause`; return the outcome, which says whether that worked."""
     session.interruptible, session.turning_back = False, True
     untouched = not session.changed
-    refused = untouched and isinstance(cause, errors.Refused)
+    refused = untouched and isinstance(cause, (errors.Refused, errors.StoreRefused))
     if not refused:
         session.context.progress.say(f"rolling back: {cause}")
         session.note(stage=Stage.ROLLING_BACK, error=str(cause))
@@ -356,11 +292,9 @@ def roll_back(session: Session, cause: errors.GpushareError) -> errors.GpushareE
     try:
         if isinstance(cause, CallsPending):
             release_pending(session, cause)
-        if lost:
-            session.bury([process.pid for process in session.dead()])
-        if untouched:
-            quiet_for_arenas(session)
-        lost += bring_back_survivors(session)
+        for loss in lost:
+            session.bury([int(str(loss.facts["pid"])), *(process.pid for process in session.dead())])
+        lost += turn_back(session, untouched)
     except Exception as failure:
         problem = as_cause(session, failure)
         session.note(error=f"{cause}; then {problem}")
@@ -377,10 +311,35 @@ def roll_back(session: Session, cause: errors.GpushareError) -> errors.GpushareE
         return outcome(session, problem)
     if lost:
         return some_lost(session, lost)
+    if session.stored is not None:
+        session.stored.abandon(cause)
     if refused:
         return cause
     kind = errors.Interrupted if isinstance(cause, errors.Interrupt) else errors.RolledBack
     return kind(cause=cause, count=len(session.group.members), count_not_running=0)
+
+
+def turn_back(session: Session, untouched: bool) -> list[errors.StepFailed]:
+    """Bring back what lives, and return the losses; while nothing was changed, nothing waits for a stopped process."""
+    if not untouched:
+        await_continued(session)
+    elif session.halt("rollback") is not None:
+        session.context.warn("arenas that processes have got by now stay until the next suspend uses them")
+        session.context.forget(session.record)
+        return []
+    else:
+        quiet_for_arenas(session)
+    return bring_back_survivors(session)
+
+
+def await_continued(session: Session) -> None:
+    """Give whoever keeps a process stopped the time of --timeout to let it run: without it nothing can come back."""
+    deadline = Deadline(session.limits.timeout_s)
+    session.context.progress.begin("rollback", len(session.group.members))
+    while (stop := session.halt("rollback")) is not None and not deadline.passed():
+        session.waiting([int(str(stop.facts["pid"]))])
+        deadline.sleep(0.1)
+    session.context.progress.end()
 
 
 def quiet_for_arenas(session: Session) -> None:
@@ -395,7 +354,7 @@ def quiet_for_arenas(session: Session) -> None:
         replies = session.quick("status").values()
         held = any(reply.number("arena_bytes") for reply in replies)
         if held and all(reply.text("phase") in RESTLESS for reply in replies):
-            quiesce_all(session, min(ARENA_CUT_S, session.limits.timeout_s))
+            quiesce_all(session, min(session.limits.arena_cut_s, session.limits.timeout_s))
     except errors.GpushareError as problem:
         session.context.warn(f"the arenas were not taken back: {problem}")
 
@@ -411,6 +370,6 @@ def release_pending(session: Session, cause: CallsPending) -> None:
     if locked:
         answers = session.driver.unlock(locked, Deadline(session.limits.driver_quick_s))
         session.require("unlock", answers, session.limits.driver_quick_s)
-    if not session.context.tools.await_calls(session.record.calls, Deadline(PENDING_GRACE_S)):
+    if not session.context.tools.await_calls(session.record.calls, Deadline(session.limits.pending_grace_s)):
         raise cause
     session.note(calls=[])

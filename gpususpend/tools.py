@@ -18,6 +18,7 @@ from gpususpend.holder import Holder, HolderRecord
 from gpususpend.journal import PendingCall, Record
 
 if TYPE_CHECKING:
+    from chunkstore.system import System
     from gpususpend.arena import Arena
     from gpususpend.gpus import Gpu, GpuUsage
 
@@ -51,6 +52,18 @@ class Tools:
         from gpususpend import arena
 
         return arena.prepare(size, arena.DUMPABLE_KINDS if dumpable else arena.ALL_KINDS, progress=progress)
+
+    def is_dumpable(self, pid: int) -> bool:
+        """Tell whether the arena that a process has is of a kind that CRIU can dump."""
+        from gpususpend import arena
+
+        return arena.is_dumpable(pid)
+
+    def system(self) -> System:
+        """Return the file operations on stores."""
+        from chunkstore.system import System
+
+        return System()
 
     def check_memory(self, charges: Sequence[tuple[int, int]]) -> None:
         """Refuse unless every process can be charged its bytes, all together.  Raises NotEnoughMemory."""
@@ -86,7 +99,9 @@ class Tools:
                 return result is not None and result.finished
         return False
 
-    def await_calls(self, calls: Sequence[PendingCall], deadline: Deadline) -> bool:
+    def await_calls(
+        self, calls: Sequence[PendingCall], deadline: Deadline, while_waiting: Callable[[], None] = lambda: None
+    ) -> bool:
         """Wait until every call has returned, or its driver process has ended; False if one runs at the deadline."""
 
         def over(call: PendingCall) -> bool:
@@ -96,6 +111,7 @@ class Tools:
         while not all(over(call) for call in calls):
             if deadline.passed():
                 return False
+            while_waiting()
             deadline.sleep(0.05)
         return True
 

@@ -247,11 +247,11 @@ def lives(target: Target) -> bool:
     )
 
 
-def check(target: Target) -> None:
-    """Raise TraceDenied if `stop` would be refused; touches no thread."""
+def check(target: Target, holders: Collection[int] = ()) -> None:
+    """Raise TraceDenied if `stop` would be refused once these holders have ended; touches no thread."""
     _check_seccomp(target.pid)
     for tid in _threads(target.pid):
-        tracer = _tracer(target.pid, tid)
+        tracer = _tracer(target.pid, tid, holders)
         if tracer:
             raise _already_traced(target.pid, tid, tracer)
     try:
@@ -260,14 +260,14 @@ def check(target: Target) -> None:
     except PermissionError as error:
         # One that is ending is shown as root's.
         if processes.is_alive(target.pid, target.start_time):
-            raise refusal(target.pid, target.pid, error) from None
+            raise refusal(target.pid, target.pid, error, holders) from None
     except (FileNotFoundError, ProcessLookupError):
         pass
 
 
-def refusal(pid: int, tid: int, error: OSError) -> TraceDenied:
-    """Return why the kernel refused to seize a thread."""
-    tracer = _tracer(pid, tid)
+def refusal(pid: int, tid: int, error: OSError, holders: Collection[int] = ()) -> TraceDenied:
+    """Return why the kernel refused to seize a thread; that one of these holders traces it is no reason."""
+    tracer = _tracer(pid, tid, holders)
     if tracer:
         return _already_traced(pid, tid, tracer)
     try:
@@ -305,9 +305,9 @@ def _already_traced(pid: int, tid: int, tracer: int) -> TraceDenied:
     return TraceDenied(pid, f"thread {tid} is traced by pid {tracer} ({name})", "TracerPid")
 
 
-def _tracer(pid: int, tid: int) -> int:
+def _tracer(pid: int, tid: int, holders: Collection[int] = ()) -> int:
     tracer = int(_status(f"{pid}/task/{tid}").get("TracerPid", "0"))
-    return 0 if tracer == os.getpid() else tracer
+    return 0 if tracer == os.getpid() or tracer in holders else tracer
 
 
 def _status(path: str) -> dict[str, str]:

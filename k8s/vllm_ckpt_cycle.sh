@@ -104,7 +104,7 @@ FIRST=''
 for ((cycle = 1; cycle <= CYCLES; cycle++)); do
     say "cycle $cycle of $CYCLES: suspend"
     MAY_BE_DOWN=yes
-    "$COMMAND" suspend --tree "$PID" "${EXTRA[@]}"
+    "$COMMAND" suspend --in-place --tree "$PID" "${EXTRA[@]}"
     sleep "$HOLD_S" & wait $! # a signal ends a wait at once, and a foreground sleep only when it is over
     say "cycle $cycle of $CYCLES: resume"
     "$COMMAND" resume --tree "$PID"

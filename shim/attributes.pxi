@@ -7,6 +7,19 @@ cdef uint64_t shown_buffer_id(uint64_t id) noexcept nogil:
     return id | <uint64_t>1 << 62
 
 
+cdef int shown_device(const Allocation *a) noexcept nogil:
+    """Return the device that native memory shows: opened memory that of the context which opened it (measured)."""
+    cdef Context *c
+    cdef int device = a.device
+    if a.type == OPENED:
+        gs_lock(&tables_mutex)
+        c = context_find(a.ctx)
+        if c != NULL:
+            device = c.device
+        gs_unlock(&tables_mutex)
+    return device
+
+
 cdef bint native_answer(const Allocation *a, CUpointer_attribute attribute, uint64_t va, void *data) noexcept nogil:
     """Write what native memory shows; False where the driver's own answer is right."""
     if attribute == CU_POINTER_ATTRIBUTE_CONTEXT:
@@ -20,7 +33,7 @@ cdef bint native_answer(const Allocation *a, CUpointer_attribute attribute, uint
     elif attribute == CU_POINTER_ATTRIBUTE_IS_MANAGED:
         (<unsigned int *>data)[0] = 0
     elif attribute == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
-        (<int *>data)[0] = a.device
+        (<int *>data)[0] = shown_device(a)
     elif attribute == CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
         (<int *>data)[0] = 0 if a.type == OPENED else 1
     elif attribute == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR or attribute == CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR:

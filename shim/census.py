@@ -40,8 +40,8 @@ Which context a thread uses, and what it is like: state of the host.
 Waits for work that was submitted before the gates closed, or asks about it: it puts nothing in.
     cuCtxSynchronize cuEventQuery cuEventSynchronize cuEventElapsedTime
 
-Makes an event, which is no memory; sharing one is counted.
-    cuEventCreate
+Makes or ends an event, which is no memory: the driver keeps it, also one that processes share.
+    cuEventCreate cuEventDestroy
 
 What loaded code is like, and how it will be launched: it reads and sets the host's description.
     cuModuleGetLoadingMode cuModuleGetFunctionCount cuModuleEnumerateFunctions cuLibraryGetKernel

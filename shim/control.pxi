@@ -464,6 +464,7 @@ cdef void tables_forget() noexcept nogil:
     allocations_by_va.count = 0
     accesses_promised = 0
     memset(&arena, 0, sizeof(arena))
+    stored_in[0] = 0
     memset(&leftover, 0, sizeof(leftover))
     memset(lanes, 0, sizeof(lanes))
     memset(devices, 0, sizeof(devices))

@@ -9,7 +9,7 @@
 #   handles, exports, imports, allocations, peers, ipc, fabric, hostmem, attributes, hiding, managed, counted, teams,
 #   multicast
 #                the hooks
-#   staging      copies to and from the arena
+#   staging, stored          copies to and from the arena; the same through a ring
 #   phases, seal, received, drain      what a suspend and a resume do
 #   control, verbs           the socket and its verbs
 
@@ -36,6 +36,7 @@ include "hiding.pxi"
 include "managed.pxi"
 include "counted.pxi"
 include "staging.pxi"
+include "stored.pxi"
 include "teams.pxi"
 include "multicast.pxi"
 include "phases.pxi"

@@ -181,54 +181,6 @@ cdef public CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr dpt
     return rc
 
 
-cdef public CUresult cuIpcGetEventHandle(CUipcEventHandle *pHandle, CUevent event) noexcept nogil:
-    """Export an event."""
-    cdef CUresult rc
-    if gs_real.cuIpcGetEventHandle == NULL and not gs_find(<void *>&gs_real.cuIpcGetEventHandle):
-        return gs_absent()
-    gs_enter(GS_MEMORY, NULL, GS_NO_STREAM)
-    rc = gs_real.cuIpcGetEventHandle(pHandle, event)
-    if rc == 0:
-        uncarried_add(KIND_IPC_EVENT, <uint64_t>event)
-    gs_leave(GS_MEMORY)
-    return rc
-
-
-cdef public CUresult cuIpcOpenEventHandle(CUevent *phEvent, CUipcEventHandle handle) noexcept nogil:
-    """Open an event of another process."""
-    cdef CUresult rc
-    if gs_real.cuIpcOpenEventHandle == NULL and not gs_find(<void *>&gs_real.cuIpcOpenEventHandle):
-        return gs_absent()
-    gs_enter(GS_MEMORY, NULL, GS_NO_STREAM)
-    rc = gs_real.cuIpcOpenEventHandle(phEvent, handle)
-    if rc == 0:
-        uncarried_add(KIND_IPC_EVENT, <uint64_t>phEvent[0])
-    gs_leave(GS_MEMORY)
-    return rc
-
-
-cdef public CUresult cuEventDestroy(CUevent hEvent) noexcept nogil:
-    """Destroy an event."""
-    cdef CUresult rc
-    if gs_real.cuEventDestroy == NULL and not gs_find(<void *>&gs_real.cuEventDestroy):
-        return gs_absent()
-    rc = gs_real.cuEventDestroy(hEvent)
-    if rc == 0:
-        uncarried_remove(KIND_IPC_EVENT, <uint64_t>hEvent)
-    return rc
-
-
-cdef public CUresult cuEventDestroy_v2(CUevent hEvent) noexcept nogil:
-    """Destroy an event."""
-    cdef CUresult rc
-    if gs_real.cuEventDestroy_v2 == NULL and not gs_find(<void *>&gs_real.cuEventDestroy_v2):
-        return gs_absent()
-    rc = gs_real.cuEventDestroy_v2(hEvent)
-    if rc == 0:
-        uncarried_remove(KIND_IPC_EVENT, <uint64_t>hEvent)
-    return rc
-
-
 cdef public CUresult cuGreenCtxCreate(CUgreenCtx *phCtx, CUdevResourceDesc desc, CUdevice dev,
                                       unsigned int flags) noexcept nogil:
     """Create a green context; nobody has seen yet that the driver restores one, nor that a drain waits for its work."""

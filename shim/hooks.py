@@ -130,17 +130,18 @@ TABLE = """
 2020  -       cuMemHostGetDevicePointer(unsigned int *pdptr, void *p, unsigned int Flags)
 
 # Two ABIs under one name: 11.7 changed what the memory operations promise, not how they are called.
-[memory gated] Reads, writes, makes, frees or moves memory in the order of a stream.
+[launch gated] Lets a stream wait for a value, which another process may write: like a kernel that waits.
 8000  8000sz  cuStreamWaitValue32(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags)
 9000  9000sz  cuStreamWaitValue64(CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned int flags)
-8000  8000sz  cuStreamWriteValue32(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags)
-9000  9000sz  cuStreamWriteValue64(CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned int flags)
 8000  8000sz  cuStreamBatchMemOp(CUstream stream, unsigned int count, CUstreamBatchMemOpParams *paramArray, unsigned int flags)
 11070 11070sz cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags)
 11070 11070sz cuStreamWaitValue64_v2(CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned int flags)
+11070 11070sz cuStreamBatchMemOp_v2(CUstream stream, unsigned int count, CUstreamBatchMemOpParams *paramArray, unsigned int flags)
+[memory gated] Reads, writes, makes, frees or moves memory in the order of a stream.
+8000  8000sz  cuStreamWriteValue32(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags)
+9000  9000sz  cuStreamWriteValue64(CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned int flags)
 11070 11070sz cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags)
 11070 11070sz cuStreamWriteValue64_v2(CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned int flags)
-11070 11070sz cuStreamBatchMemOp_v2(CUstream stream, unsigned int count, CUstreamBatchMemOpParams *paramArray, unsigned int flags)
 11020 11020sz cuMemAllocAsync(CUdeviceptr *dptr, size_t bytesize, CUstream hStream)
 11020 11020sz cuMemAllocFromPoolAsync(CUdeviceptr *dptr, size_t bytesize, CUmemoryPool pool, CUstream hStream)
 8000  8000sz  cuMemPrefetchAsync(CUdeviceptr devPtr, size_t count, CUdevice dstDevice, CUstream hStream)
@@ -342,7 +343,7 @@ TABLE = """
 11020 -       cuMemPoolImportFromShareableHandle(CUmemoryPool *pool_out, void *handle, CUmemAllocationHandleType handleType, unsigned long long flags)
 11020 -       cuMemPoolExportPointer(CUmemPoolPtrExportData *shareData_out, CUdeviceptr ptr)
 11020 -       cuMemPoolImportPointer(CUdeviceptr *ptr_out, CUmemoryPool pool, CUmemPoolPtrExportData *shareData)
-[object counted] Events that other processes share.
+[memory gated] Shares an event with other processes: the driver keeps both sides of it and its handle over a checkpoint.
 4010  -       cuIpcGetEventHandle(CUipcEventHandle *pHandle, CUevent event)
 4010  -       cuIpcOpenEventHandle(CUevent *phEvent, CUipcEventHandle handle)
 [object counted] Green contexts: no checkpoint of one has been seen.
@@ -365,8 +366,6 @@ TABLE = """
 12040 -       cuGreenCtxDestroy(CUgreenCtx hCtx)
 13030 -       cuLogicalEndpointDestroy(cuuint32_t leId)
 11020 -       cuMemPoolDestroy(CUmemoryPool pool)
-2000  -       cuEventDestroy(CUevent hEvent)
-4000  -       cuEventDestroy_v2(CUevent hEvent)
 10000 -       cuDestroyExternalMemory(CUexternalMemory extMem)
 10000 -       cuDestroyExternalSemaphore(CUexternalSemaphore extSem)
 2000  -       cuArrayDestroy(CUarray hArray)

@@ -163,6 +163,8 @@ cdef bint list_pieces(Failure *f) noexcept nogil:
     """List what must be saved; nothing has changed if the arena turns out too small."""
     cdef uint32_t cursor = 0
     cdef Object *o
+    if is_stored():
+        return fail(f, b"phase", b"list", b"the memory is released to a checkpoint")
     if not pieces_lost():
         pieces_clear()
     while True:
@@ -216,18 +218,27 @@ cdef bint drop_all(bint owned, uint64_t *freed, Failure *f) noexcept nogil:
                 freed[0] += o.size
 
 
-cdef bint phase_release(uint64_t deadline, uint64_t *saved, uint64_t *freed, uint64_t *copy_us,
-                        Failure *f) noexcept nogil:
-    """Save owned memory, then undo multicast, drop imports and owned memory, in this order."""
+cdef bint phase_release(const char *checkpoint, uint64_t deadline, uint64_t *saved, uint64_t *freed,
+                        uint64_t *copy_us, Failure *f) noexcept nogil:
+    """Save owned memory, then undo multicast, drop imports and owned memory, in this order.
+
+    With the word of a checkpoint the memory has been saved there, through a ring.
+    """
     cdef uint64_t begin
     global phase, disturbed, fds_lost
     if phase != PHASE_QUIESCED and phase != PHASE_RELEASING and phase != PHASE_RELEASED:
         return fail(f, b"phase", b"release", b"release needs a quiesced process")
-    if not all_have_owners(f) or not list_pieces(f) or not received_find(f):
+    if checkpoint != NULL and (checkpoint[0] == 0 or checkpoint[0] == c' '):
+        return fail(f, b"argument", b"release", b"a checkpoint needs a name")
+    if not all_have_owners(f) or not (pieces_are_out(f) if checkpoint != NULL else list_pieces(f)):
+        return False
+    if not received_find(f):
         return False
     phase = PHASE_RELEASING
     fds_lost = 0
     disturbed = 1
+    if checkpoint != NULL:
+        store_name(checkpoint)
     begin = now_ns()
     if not pieces_copy(True, deadline, saved, f):
         return False
@@ -240,8 +251,12 @@ cdef bint phase_release(uint64_t deadline, uint64_t *saved, uint64_t *freed, uin
 
 # ---- load and remap ----
 
-cdef bint phase_load(uint64_t deadline, uint64_t *loaded, uint64_t *copy_us, Failure *f) noexcept nogil:
-    """Make owned device memory again at its addresses and copy the content back."""
+cdef bint phase_load(uint64_t deadline, uint64_t *loaded, uint64_t *missing, uint64_t *copy_us,
+                     Failure *f) noexcept nogil:
+    """Make owned device memory again at its addresses and copy the content back.
+
+    What has to come through a ring is `missing`: the phase ends with the call that finds nothing missing any more.
+    """
     cdef uint32_t cursor = 0
     cdef uint64_t begin
     cdef Object *o
@@ -259,6 +274,9 @@ cdef bint phase_load(uint64_t deadline, uint64_t *loaded, uint64_t *copy_us, Fai
     if not pieces_copy(False, deadline, loaded, f):
         return False
     copy_us[0] = (now_ns() - begin) // 1000
+    missing[0] = missing_bytes()
+    if missing[0] != 0:
+        return True
     cursor = 0
     while True:
         o = next_object(&cursor)

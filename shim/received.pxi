@@ -39,7 +39,7 @@ cdef bint received_find(Failure *f) noexcept nogil:
     cdef int number
     if not walk_begin(&walk):
         f.error = errno
-        return fail(f, b"fd", b"/proc/self/fd", b"the descriptors of this process cannot be listed")
+        return fail(f, b"fd", b"/proc/thread-self/fd", b"the descriptors of this process cannot be listed")
     while True:
         number = walk_next(&walk, GS_DRIVER_FILES)
         if number < 0:

@@ -26,7 +26,7 @@ ctypedef struct Placeholder:
     uint64_t id
     uint64_t pid
 
-# A walk over /proc/self/fd.
+# A walk over /proc/thread-self/fd.
 ctypedef struct FdWalk:
     int folder
     long filled
@@ -42,7 +42,7 @@ cdef bint walk_begin(FdWalk *w) noexcept nogil:
     """Begin to walk over the descriptors of this process."""
     w.filled = 0
     w.at = 0
-    w.folder = open(b"/proc/self/fd", O_RDONLY | O_DIRECTORY | O_CLOEXEC)
+    w.folder = open(b"/proc/thread-self/fd", O_RDONLY | O_DIRECTORY | O_CLOEXEC)
     return w.folder >= 0
 
 
@@ -127,7 +127,7 @@ cdef bint placeholder_read(int number, Placeholder *p) noexcept nogil:
     cdef char[64] path
     cdef char[64] target
     cdef ssize_t n
-    gs_format(path, sizeof(path), b"/proc/self/fd/%d", number)
+    gs_format(path, sizeof(path), b"/proc/thread-self/fd/%d", number)
     n = readlinkat(AT_FDCWD, path, target, sizeof(target) - 1)
     if n <= 0:
         return False
@@ -170,7 +170,7 @@ cdef bint seal_fds(bint stale_only, Failure *f) noexcept nogil:
         return True
     if not walk_begin(&walk):
         f.error = errno
-        return fail(f, b"fd", b"/proc/self/fd", b"the descriptors of this process cannot be listed")
+        return fail(f, b"fd", b"/proc/thread-self/fd", b"the descriptors of this process cannot be listed")
     while True:
         number = walk_next(&walk, GS_DRIVER_FILES)
         if number < 0:
@@ -230,7 +230,7 @@ cdef bint unseal_fds(uint64_t deadline, uint64_t *count, Failure *f) noexcept no
     fdrefs_drop(NULL, True)
     if not walk_begin(&walk):
         f.error = errno
-        return fail(f, b"fd", b"/proc/self/fd", b"the descriptors of this process cannot be listed")
+        return fail(f, b"fd", b"/proc/thread-self/fd", b"the descriptors of this process cannot be listed")
     while True:
         number = walk_next(&walk, GS_PLACEHOLDER)
         if number < 0:

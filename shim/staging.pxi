@@ -8,6 +8,11 @@ cdef enum:
     MAX_ARENA_STEPS = 16384
     LEFTOVER_STEP = 1 << 26
     MAX_PIECES = 262144
+    LANES_TIMEOUT_MS = 5000
+    PIECE_IN_ARENA = 0      # its place is in the arena, and its own
+    PIECE_LISTED = 1        # to pass through a ring (stored.pxi)
+    PIECE_OUT = 2           # it has, and the supervisor keeps the content
+    PIECE_BACK = 3          # the content is in the memory again
 
 ctypedef struct Piece:
     uint32_t link
@@ -15,6 +20,7 @@ ctypedef struct Piece:
     uint64_t offset         # in the object
     uint64_t size
     uint64_t place          # in the arena
+    uint8_t state           # PIECE_...
 
 ctypedef struct Arena:
     char *base
@@ -29,6 +35,12 @@ ctypedef struct Lane:
     CUstream stream
     uint8_t retained        # the primary context is held by us for the time being
     uint8_t busy
+
+# When a device copied last: from its first copy until all were seen to have ended, in nanoseconds of `now_ns`.
+ctypedef struct CopyTime:
+    uint64_t begun          # 0: not at all
+    uint64_t ended
+    uint64_t bytes
 
 # Why a phase did not succeed: the words of an error reply.
 ctypedef struct Failure:
@@ -50,6 +62,7 @@ cdef Table pieces
 cdef Arena arena
 cdef Leftover leftover
 cdef Lane[MAX_DEVICES] lanes
+cdef CopyTime[MAX_DEVICES] copy_times
 
 
 cdef bint fail(Failure *f, const char *code, const char *step, const char *message) noexcept nogil:
@@ -119,6 +132,11 @@ cdef bint arena_give_up(Failure *f) noexcept nogil:
     """
     if arena.locked != 0 and phase < PHASE_QUIESCED:
         return fail(f, b"phase", b"arena", b"a page-locked arena can be given up only between close-memory and open")
+    if phase >= PHASE_QUIESCED:
+        # What copies through a ring have kept open between one and the next.
+        if not spares_unmap(f):
+            return False
+        lanes_close()
     if not arena_unlock(f):
         return False
     leftover_free()
@@ -139,17 +157,19 @@ cdef void leftover_free() noexcept nogil:
     leftover.base = NULL
 
 
-cdef bint arena_take(int fd, uint64_t size, Failure *f) noexcept nogil:
+cdef bint arena_take(int fd, uint64_t size, uint64_t deadline, Failure *f) noexcept nogil:
     """Map and page-lock the memory that the supervisor hands over, in place of what was there."""
     cdef struct_stat st
     cdef void *memory
-    if pieces_lost() or lanes_busy():
+    if pieces_lost():
         return fail(f, b"phase", b"arena", b"the arena holds memory that is not loaded yet")
-    if not arena_give_up(f):
+    # A copy whose end was not seen may still run.
+    if not lanes_wait(deadline, f) or not arena_give_up(f):
         return False
-    if size != 0:
-        leftover_free()  # not two at a time
-    pieces_clear()
+    if size != 0 or is_stored():
+        leftover_free()  # not two at a time, and nothing of a ring stays for a dump
+    if not is_stored():
+        pieces_clear()
     if size == 0:
         return True
     if fd < 0:
@@ -185,7 +205,7 @@ cdef bint pieces_lost() noexcept nogil:
     cdef Piece *p
     while True:
         p = next_piece(&cursor)
-        if p == NULL or p.object.content_lost:
+        if p == NULL or (p.object.content_lost and p.state == PIECE_IN_ARENA):
             return p != NULL
 
 
@@ -195,6 +215,7 @@ cdef void pieces_clear() noexcept nogil:
     table_forget(&pieces)
     arena.used = 0
     arena.round += 1
+    stored_in[0] = 0
     gs_unlock(&tables_mutex)
 
 
@@ -277,29 +298,27 @@ cdef void lane_leave() noexcept nogil:
 cdef bint lanes_wait(uint64_t deadline, Failure *f) noexcept nogil:
     """Wait for all copies; False at the first that failed, or at the deadline."""
     cdef int device
+    cdef bint waiting = True
     cdef CUresult rc = 0
-    for device in range(MAX_DEVICES):
-        while lanes[device].busy:
+    while waiting:
+        waiting = False
+        for device in range(MAX_DEVICES):
+            if not lanes[device].busy:
+                continue
             rc = gs_real.cuCtxPushCurrent_v2(lanes[device].ctx)
             if rc == 0:
                 rc = gs_real.cuStreamQuery(lanes[device].stream)
                 lane_leave()
             if rc == 0:
                 lanes[device].busy = 0
+                copy_times[device].ended = now_ns()
             elif rc != CUDA_ERROR_NOT_READY:
                 return fail_cuda(f, b"cuStreamQuery", rc, NULL, 0)
-            elif not sleep_before(deadline, 1):
-                return fail(f, b"deadline", b"copy", b"the GPU does not finish a copy")
+            else:
+                waiting = True
+        if waiting and not sleep_before(deadline, 1):
+            return fail(f, b"deadline", b"copy", b"the GPU does not finish a copy")
     return True
-
-
-cdef bint lanes_busy() noexcept nogil:
-    """Say whether a copy that was given up may still run."""
-    cdef int device
-    for device in range(MAX_DEVICES):
-        if lanes[device].busy:
-            return True
-    return False
 
 
 cdef void lanes_close() noexcept nogil:
@@ -400,6 +419,9 @@ cdef bint piece_copy(Piece *p, bint save, Failure *f) noexcept nogil:
     cdef CUresult rc
     if not piece_address(p, flags, &va, f) or not lane_open(device, f):
         return False
+    if copy_times[device].begun == 0:
+        copy_times[device].begun = now_ns()
+    copy_times[device].bytes += p.size
     if save:
         rc = gs_real.cuMemcpyDtoHAsync_v2(arena.base + p.place, va, p.size, lanes[device].stream)
     else:
@@ -419,11 +441,12 @@ cdef bint pieces_copy(bint save, uint64_t deadline, uint64_t *bytes, Failure *f)
     cdef uint32_t cursor = 0
     cdef Piece *p
     cdef bint done = lanes_wait(deadline, f)
+    memset(copy_times, 0, sizeof(copy_times))
     while done:
         p = next_piece(&cursor)
         if p == NULL:
             break
-        if p.object.real == 0 or (p.object.content_lost != 0) == save:
+        if p.state != PIECE_IN_ARENA or p.object.real == 0 or (p.object.content_lost != 0) == save:
             continue
         done = piece_copy(p, save, f)
         bytes[0] += p.size

@@ -8,17 +8,16 @@ cdef enum:
     KIND_FABRIC = 2
     KIND_POOL = 3
     KIND_POOL_POINTER = 4
-    KIND_IPC_EVENT = 5
-    KIND_EXTERNAL_MEMORY = 6
-    KIND_EXTERNAL_SEMAPHORE = 7
-    KIND_MANAGED = 8
-    KIND_NATIVE_IPC = 9
-    KIND_UNKNOWN_ABI = 10
-    KIND_FOREIGN = 11
-    KIND_MAPPED_ARRAY = 12
-    KIND_DMABUF = 13
-    KIND_GREEN_CONTEXT = 14
-    KIND_COUNT = 15
+    KIND_EXTERNAL_MEMORY = 5
+    KIND_EXTERNAL_SEMAPHORE = 6
+    KIND_MANAGED = 7
+    KIND_NATIVE_IPC = 8
+    KIND_UNKNOWN_ABI = 9
+    KIND_FOREIGN = 10
+    KIND_MAPPED_ARRAY = 11
+    KIND_DMABUF = 12
+    KIND_GREEN_CONTEXT = 13
+    KIND_COUNT = 14
     MAX_UNCARRIED = 65536
 
 ctypedef struct Uncarried:
@@ -38,8 +37,6 @@ cdef const char *kind_name(uint32_t kind) noexcept nogil:
         return b"fabric"
     if kind == KIND_POOL or kind == KIND_POOL_POINTER:
         return b"exported-pool"
-    if kind == KIND_IPC_EVENT:
-        return b"ipc-event"
     if kind == KIND_EXTERNAL_MEMORY:
         return b"external-memory"
     if kind == KIND_EXTERNAL_SEMAPHORE:

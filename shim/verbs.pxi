@@ -26,15 +26,20 @@ cdef enum:
     V_IMPORTS = 20
     V_ARENA = 21
     V_CLOSE_MEMORY = 22
-    V_RELEASE = 23
-    V_SEAL = 24
-    V_FIRST_RESUME = 25     # from here on: nothing to do where nothing was touched
-    V_LOAD = 25
-    V_REMAP = 26
-    V_UNSEAL = 27
-    V_BIND = 28
-    V_CHECK = 29
-    V_END = 30
+    V_FIRST_PHASE = 23      # from here on: the gates stay closed until it has ended
+    V_PIECES = 23
+    V_COPY_OUT = 24
+    V_COPY_IN = 25
+    V_CLEAR = 26
+    V_RELEASE = 27
+    V_SEAL = 28
+    V_FIRST_RESUME = 29     # from here on: nothing to do where nothing was touched
+    V_LOAD = 29
+    V_REMAP = 30
+    V_UNSEAL = 31
+    V_BIND = 32
+    V_CHECK = 33
+    V_END = 34
 
 
 cdef const char *verb_name(int verb) noexcept nogil:
@@ -42,7 +47,8 @@ cdef const char *verb_name(int verb) noexcept nogil:
     cdef const char **names = [
         b"", b"hello", b"status", b"plan", b"uncarried", b"lease", b"unlease", b"close-launch", b"drain", b"admit",
         b"orphans", b"adopt", b"redirect", b"open", b"fds", b"whose", b"owner", b"export", b"share", b"team",
-        b"imports", b"arena", b"close-memory", b"release", b"seal", b"load", b"remap", b"unseal", b"bind", b"check",
+        b"imports", b"arena", b"close-memory", b"pieces", b"copy-out", b"copy-in", b"clear", b"release",
+        b"seal", b"load", b"remap", b"unseal", b"bind", b"check",
     ]
     return names[verb]
 
@@ -131,29 +137,40 @@ cdef void verb_quick(Request *q, Reply *r) noexcept nogil:
 cdef void verb_run(Request *q, Reply *r) noexcept nogil:
     """Run a long verb in the worker."""
     cdef Failure f
-    cdef uint64_t bytes = 0, freed = 0, us = 0, count = 0
+    cdef uint64_t bytes = 0, freed = 0, us = 0, count = 0, missing = 0, begun = now_ns()
     memset(&f, 0, sizeof(f))
     if q.verb == V_IMPORTS:
         verb_imports(r, wire_number(q.text, b"from", 0))
     elif q.verb == V_ARENA:
-        if arena_take(q.fd, wire_number(q.text, b"bytes", 0), &f):
+        if arena_take(q.fd, wire_number(q.text, b"bytes", 0), deadline_of(q, LANES_TIMEOUT_MS), &f):
             out_number(&r.text, b"bytes", arena.size)
             out_number(&r.text, b"locked_bytes", arena.locked)
     elif q.verb == V_CLOSE_MEMORY:
         close_memory(deadline_of(q, REMAP_TIMEOUT_MS), &f)
+    elif q.verb == V_PIECES:
+        verb_pieces(q, r, &f)
+    elif q.verb == V_COPY_OUT or q.verb == V_COPY_IN:
+        if piece_move(q, q.verb == V_COPY_OUT, deadline_of(q, COPY_TIMEOUT_MS), &bytes, &f):
+            out_number(&r.text, b"bytes", bytes)
+    elif q.verb == V_CLEAR:
+        if pieces_clear_on_device(q, deadline_of(q, COPY_TIMEOUT_MS), &bytes, &f):
+            out_number(&r.text, b"bytes", bytes)
     elif q.verb == V_RELEASE:
-        if phase_release(deadline_of(q, COPY_TIMEOUT_MS), &bytes, &freed, &us, &f):
+        if phase_release(wire_value(q.text, b"stored"), deadline_of(q, COPY_TIMEOUT_MS), &bytes, &freed, &us, &f):
             out_number(&r.text, b"saved_bytes", bytes)
             out_number(&r.text, b"freed_bytes", freed)
             out_number(&r.text, b"copy_us", us)
+            copies_write(r, begun)
     elif q.verb == V_SEAL or q.verb == V_UNSEAL:
         if verb_stop(q, &count, &bytes, &f):
             out_number(&r.text, b"fds", count)
             out_number(&r.text, b"host_bytes", bytes)
     elif q.verb == V_LOAD:
-        if phase_load(deadline_of(q, COPY_TIMEOUT_MS), &bytes, &us, &f):
+        if phase_load(deadline_of(q, COPY_TIMEOUT_MS), &bytes, &missing, &us, &f):
             out_number(&r.text, b"loaded_bytes", bytes)
+            out_number(&r.text, b"missing_bytes", missing)
             out_number(&r.text, b"copy_us", us)
+            copies_write(r, begun)
     elif q.verb == V_REMAP:
         phase_remap(deadline_of(q, REMAP_TIMEOUT_MS), &f)
     elif q.verb == V_BIND:
@@ -163,6 +180,21 @@ cdef void verb_run(Request *q, Reply *r) noexcept nogil:
             out_number(&r.text, b"bytes", bytes)
     if f.code != NULL:
         reply_failure(r, &f)
+
+
+cdef void copies_write(Reply *r, uint64_t begun) noexcept nogil:
+    """Add when each device copied, counted from the beginning of the verb: the clock of another process may differ."""
+    cdef CopyTime *t
+    cdef Device *d
+    cdef int i
+    for i in range(MAX_DEVICES):
+        t = &copy_times[i]
+        d = device_info(i) if t.begun != 0 else NULL
+        if d != NULL and reply_row(r, 0):
+            out_uuid(&r.groups, b"device", d.uuid.bytes)
+            out_number(&r.groups, b"bytes", t.bytes)
+            out_number(&r.groups, b"at_us", (t.begun - begun) // 1000)
+            out_number(&r.groups, b"us", (t.ended - t.begun) // 1000)
 
 
 cdef bint verb_stop(Request *q, uint64_t *count, uint64_t *bytes, Failure *f) noexcept nogil:
@@ -233,6 +265,7 @@ cdef void verb_status(Reply *r) noexcept nogil:
     out_number(&r.text, b"host_registrations", registrations.live)
     out_number(&r.text, b"carried_bytes", carried)
     out_number(&r.text, b"arena_bytes", arena.size)
+    out_word(&r.text, b"stored", stored_word())
     out_word(&r.text, b"lease", lease_word)
     out_word(&r.text, b"busy", busy_word())
 
@@ -422,7 +455,7 @@ cdef void verb_open(Reply *r) noexcept nogil:
     """Open the gates, if everything is there; a verb that changes objects must have ended."""
     cdef Failure f
     memset(&f, 0, sizeof(f))
-    if gs_load(&job_state) != JOB_NONE and job.verb >= V_RELEASE:
+    if gs_load(&job_state) != JOB_NONE and job.verb >= V_FIRST_PHASE:
         reply_error(r, b"busy")
         out_word(&r.text, b"verb", verb_name(job.verb))
     elif not phase_open(&f):

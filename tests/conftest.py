@@ -6,8 +6,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
+import fcntl
+import importlib
 import os
+import socket
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -19,8 +24,16 @@ from tests.programs.client import Worker
 from tests.programs.setting import Setting
 from tests.programs.tool import Tool
 
+_CLONE_NEWNET = 0x40000000
+_SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 HANG_S = 300
-"""A test that runs this long prints the stacks of all threads and ends the run: something waits without a deadline."""
+"""A test that runs this long, and longer than its own limit, prints the stacks of all threads and ends the run.
+
+Something waits without a deadline then.
+"""
+
+
+_OUTSIDE = pytest.StashKey[int]()
 
 
 def lacking(reason: str, devices: int = 1) -> NoReturn:
@@ -30,11 +43,64 @@ def lacking(reason: str, devices: int = 1) -> NoReturn:
     pytest.skip(reason)
 
 
+def need_package(module: str, name: str) -> None:
+    """Skip, or fail where GPUs have to be tested, without a package that a machine with GPUs has."""
+    try:
+        importlib.import_module(module)
+    except ImportError:
+        lacking(f"this test needs {name}")
+
+
 @pytest.fixture(autouse=True)
-def _no_endless_wait() -> Iterator[None]:
-    faulthandler.dump_traceback_later(HANG_S, exit=True)
+def _no_endless_wait(request: pytest.FixtureRequest) -> Iterator[None]:
+    mark = request.node.get_closest_marker("timeout")
+    faulthandler.dump_traceback_later(max(HANG_S, 30 + mark.args[0] if mark else 0), exit=True)
     yield
     faulthandler.cancel_dump_traceback_later()
+
+
+def _new_network() -> str:
+    """Give this thread a network namespace with a loopback and nothing else; return what hinders that, else nothing."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_CLONE_NEWNET) != 0:
+        return os.strerror(ctypes.get_errno())
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP))
+    return ""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Keep the tests of each worker in a network namespace: commands ask every shim there, and wait for the mute.
+
+    The process that only hands the tests to its workers stays where it is, and so do tests on GPUs.
+    """
+    shared = not hasattr(session.config, "workerinput") and getattr(session.config.option, "dist", "no") != "no"
+    if os.geteuid() == 0 and where.wanted_driver() == "sim" and not shared:
+        session.config.stash[_OUTSIDE] = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+        _new_network()
+
+
+@pytest.fixture(scope="session")
+def outside(pytestconfig: pytest.Config) -> list[str]:
+    """The words before a command that needs the network which these tests began in."""
+    fd = pytestconfig.stash.get(_OUTSIDE, None)
+    return [] if fd is None else ["nsenter", f"--net=/proc/{os.getpid()}/fd/{fd}"]
+
+
+@pytest.fixture
+def own_network() -> Iterator[None]:
+    """A network namespace of the test's own, so that `--all` finds the shims of this test and of no other."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can make a network namespace")
+    before = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+    try:
+        if hindrance := _new_network():
+            pytest.skip(f"no network namespace to be had: {hindrance}")
+        yield
+    finally:
+        ctypes.CDLL(None).setns(before, _CLONE_NEWNET)
+        os.close(before)
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@ PAGE = FOLDER / "README.md"
 DEMO = "gpushare-demo/1"
 STORE = "gpushare-store-bench/1"
 VLLM = "gpushare-vllm/1"
+GPU = "gpushare-gpu-bench/1"
 GB = 1e9
 MIB = 1 << 20
 
@@ -35,6 +36,14 @@ By `python -m gpususpend.demo --json` ([schema](../reference/demo-result.md)). T
 about a GPU and are not shown.
 """
 
+GPU_INTRODUCTION = """\
+## Speed on GPUs
+
+By `python -m tests.bench.gpu` (`make bench-gpu`). Rates are in 10^9 bytes a second; the baselines are of the same run.
+*Stop* is the time from the first gate that closes until everything is away and seen to be, *way back* that from the
+first step until the gates are open.
+"""
+
 STORE_INTRODUCTION = """\
 ## The store
 
@@ -48,10 +57,12 @@ VLLM_INTRODUCTION = """\
 ## vLLM
 
 By `python -m tests.gpu.vllm` ([how](../how-to/test-on-gpus.md#a-vllm-server)): a server with two ranks, taken off its
-GPUs and put back. Every second cycle has requests in flight. *stop* is the time from the closing of the gates until the
-threads are stopped; before it the server works. Tokens a second are those of 16 streams together, before the first
+GPUs and put back. In the second of four cycles 16 requests are in flight, in the fourth one alone (16 each second time
+in older runs). *stop* is the time from the closing of the gates until the threads are stopped; before it the server
+works. Tokens a second are those of 16 streams together, before the first
 cycle. *alone* is the request that is sent by itself after each cycle, *in flight* what equals a run without a suspend,
-*two runs* what two such runs have in common.
+*two runs* what two such runs have in common. A request counts as in flight where it was not answered yet while the
+server was suspended; of older runs that is not recorded, and they say so.
 """
 
 
@@ -62,8 +73,9 @@ class BadRecord(Exception):
 def load(path: Path) -> dict[str, Any]:
     """Return one recorded run. Raises BadRecord."""
     record = json.loads(path.read_text())
-    if record.get("schema") not in (DEMO, STORE, VLLM):
-        raise BadRecord(f"{path.name}: schema {record.get('schema')!r}, none of {DEMO!r}, {STORE!r}, {VLLM!r}")
+    known = (DEMO, GPU, STORE, VLLM)
+    if record.get("schema") not in known:
+        raise BadRecord(f"{path.name}: schema {record.get('schema')!r}, none of {known}")
     if not record.get("commit"):
         raise BadRecord(f"{path.name}: no commit; set GPUSHARE_COMMIT where the tree has no history")
     return dict(record)
@@ -129,28 +141,44 @@ def store_section(name: str, record: dict[str, Any]) -> str:
         f"{record['filesystem']}; load when it ended: {record['load']}, nice {record['nice']}",
         f"- `{' '.join(record['command'])}`",
     ]
-    lines = [
-        row(["what", "value", "baseline", "", "ratio", "wanted", ""]),
-        row(["---", "---:", "---", "---:", "---:", "---", "---"]),
-    ]
-    for line in record["lines"]:
+    return "\n".join([f"### {name}", "", *facts, "", *LINE_HEADS, *line_rows(record["lines"]), ""])
+
+
+LINE_HEADS = [
+    row(["what", "value", "baseline", "", "ratio", "wanted", ""]),
+    row(["---", "---:", "---", "---:", "---:", "---", "---"]),
+]
+
+
+def line_rows(lines: list[dict[str, Any]]) -> list[str]:
+    """Return a line of the table for each comparison of a benchmark."""
+    found = []
+    for line in lines:
         baseline = f"{line['baseline_value']:.2f}" if line["baseline_value"] else ""
         ratio = f"{line['ratio']:.2f}" if line["ratio"] else ""
-        verdict = line["note"] or (("held" if line["within_limit"] else "**missed**") if line["limit"] else "")
-        lines.append(
-            row(
-                [
-                    line["what"],
-                    f"{line['value']:.2f} {line['unit']}",
-                    line["baseline"],
-                    baseline,
-                    ratio,
-                    line["limit"],
-                    verdict,
-                ]
-            )
-        )
-    return "\n".join([f"### {name}", "", *facts, "", *lines, ""])
+        words = {True: "held", False: "**missed**", None: "not judged"}
+        verdict = words[line["within_limit"]] if line["limit"] else ""
+        said = ", ".join(part for part in (verdict, line["note"]) if part)
+        cells = [line["what"], f"{line['value']:.2f} {line['unit']}", line["baseline"], baseline, ratio, line["limit"]]
+        found.append(row([*cells, said]))
+    return found
+
+
+def gpu_section(name: str, record: dict[str, Any]) -> str:
+    """Return the section of one run of the benchmark on GPUs; of a simulated one only what was run."""
+    facts = [
+        f"- commit `{record['commit']}`, {record['date']}",
+        f"- driver {record['driver']['version']}{', simulated' if record['simulated'] else ''}, "
+        f"{len(record['gpus'])} x {record['gpus'][0]['name']}; {record['host']['cpus']} processors, "
+        f"kernel {record['host']['kernel']}; load when it ended: {record['load']}",
+        f"- `{' '.join(record['command'])}`",
+    ]
+    lines = []
+    for case in record["cases"]:
+        lines += [] if record["simulated"] else line_rows(case["lines"])
+        if case["status"] != "run":
+            lines.append(row([f"{case['name']}: {case['status']}", "", "", "", "", "", case["reason"]]))
+    return "\n".join([f"### {name}", "", *facts, "", *LINE_HEADS, *lines, ""])
 
 
 STOP = ("quiesce", "release", "seal", "lock", "checkpoint", "freeze")
@@ -173,8 +201,10 @@ def vllm_row(name: str, record: dict[str, Any]) -> list[str]:
     def share(one: dict[str, Any]) -> str:
         return f"{one['tokens_equal_before_first_difference']} of {one['tokens']}"
 
-    flights = [cycle["agreement"] for cycle in whole if "agreement" in cycle]
+    sent = [cycle for cycle in whole if "agreement" in cycle]
+    flights = [cycle["agreement"] for cycle in sent if cycle.get("in_flight_while_suspended")]
     least = min(flights, key=lambda one: int(one["tokens_equal_before_first_difference"]), default=None)
+    unseen = "whether any was is not recorded" if sent else ""
     return [
         name,
         record["mode"],
@@ -185,10 +215,40 @@ def vllm_row(name: str, record: dict[str, Any]) -> list[str]:
         median([cycle["suspend"]["seconds"] for cycle in whole]),
         median([cycle["resume"]["seconds"] for cycle in whole]),
         f"{sum(cycle.get('same_alone', False) for cycle in whole)} of {len(whole)}",
-        share(least) if least else "",
+        share(least) if least else unseen,
         share(record["without_suspend"]) if "without_suspend" in record else "",
-        record.get("error", "")[:160],
+        "; ".join([*record.get("wrong", []), *(record[key] for key in ("error", "cut") if key in record)])[:160],
     ]
+
+
+def control_lines(record: dict[str, Any]) -> list[str]:
+    """Return what flipped bits came to, one line each."""
+    lines = []
+    for name, what in (("weight", "a weight"), ("kv_block", "a live KV block")):
+        one = record.get("negative_controls", {}).get(name)
+        if one and "answer" in one:
+            answer = one["answer"]
+            told = f"from token {answer.get('first_token_that_differs')} on" if answer["differs"] else "**not noticed**"
+            told = f"the server refused: {answer['refused']}" if "refused" in answer else told
+            lines.append(f"- negative control: one bit of {what} flipped (`{one['before']}` to `{one['after']}` at "
+                         f"`{one['address']}`), another answer: {told}")  # fmt: skip
+    return lines
+
+
+def stored_lines(record: dict[str, Any]) -> list[str]:
+    """Return what went through a store, one line for each save."""
+    lines = []
+    for number, one in enumerate(record.get("stored", []), 1):
+        moved = ", ".join(f"{size / GB:.2f} GB {word}" for word, size in sorted((one.get("bytes") or {}).items()))
+        told = f"- through a store, save {number}: {moved}; suspend {one['suspend']['seconds']:.2f} s"
+        told += f", resume {one['resume']['seconds']:.2f} s" if "resume" in one else ", not resumed"
+        if "new_chunks_in_weights" in one:
+            told += f"; new chunks inside weights: {len(one['new_chunks_in_weights'])}"
+        if "shared" in one:
+            told += f"; shared with the server before: {one['shared']['share_of_weights']:.3f} of the weights"
+            told += f" ({json.dumps(one['shared']['reason'])})" if "reason" in one["shared"] else ""
+        lines.append(told)
+    return lines
 
 
 def vllm_sections(records: list[tuple[str, dict[str, Any]]]) -> str:
@@ -200,7 +260,9 @@ def vllm_sections(records: list[tuple[str, dict[str, Any]]]) -> str:
         shown = " ".join(f"{key}={value}" for key, value in record["environment"].items())
         lines += ["", f"### {name}", "", f"- commit `{record['commit']}`, {record['date']}, {record['driver'].strip()}",
                   f"- `{' '.join(record['argv'])}`", f"- `{' '.join(record['command'])}`", f"- environment: `{shown}`",
-                  "", *phase_rows(record)]  # fmt: skip
+                  *([f"- differs from a stock start: {'; '.join(record['differences'])}"] if "differences" in record
+                    else []),
+                  *control_lines(record), *stored_lines(record), "", *phase_rows(record)]  # fmt: skip
     return "\n".join([*lines, ""])
 
 
@@ -209,8 +271,10 @@ def page() -> str:
     records = [(path.stem, load(path)) for path in sorted((FOLDER / "raw").glob("*.json"))]
     demos = [demo_section(name, record) for name, record in records if record["schema"] == DEMO]
     stores = [store_section(name, record) for name, record in records if record["schema"] == STORE]
-    servers = [one for one in records if one[1]["schema"] == VLLM]
+    benches = [gpu_section(name, record) for name, record in records if record["schema"] == GPU]
+    servers = [one for one in records if one[1]["schema"] == VLLM and not one[1].get("simulated")]
     parts = [INTRODUCTION, *(demos or ["No run on a GPU is recorded yet.\n"])]
+    parts += [GPU_INTRODUCTION, *benches] if benches else []
     parts += [VLLM_INTRODUCTION, vllm_sections(servers)] if servers else []
     return "\n".join([*parts, STORE_INTRODUCTION, *(stores or ["None is recorded yet.\n"])])
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from gpususpend import __version__, errors
+from gpususpend import __version__, errors, system
 from gpususpend.cli import output
 from gpususpend.defaults import COMMAND
 
@@ -69,18 +69,24 @@ def main(arguments: list[str] | None = None) -> None:
         status = leaving.exit_code
     except click.ClickException as problem:
         status = _malformed(problem, words)
+    except errors.GpushareError as refusal:
+        status = output.finish_error(words, refusal)
     except click.Abort:
         status = int(errors.ExitCode.INTERRUPTED)
     except BrokenPipeError:
         # Whoever read the output has gone; the work itself is done.
         status = 0
+    except OSError as error:
+        status = output.finish_error(words, system.refusal(error, "; nothing was changed"))
     sys.exit(status if isinstance(status, int) else 0)
 
 
 def _malformed(problem: click.ClickException, words: list[str]) -> int:
-    """Report malformed arguments, as JSON too where that was asked for."""
-    error = errors.UsageError(what=problem.format_message())
-    if "--json" in words:
-        return output.finish_error(words, error)
-    problem.show()
-    return int(error.exit_code)
+    """Report malformed arguments in one line, as JSON too where that was asked for; without any the help is shown."""
+    if isinstance(problem, click.exceptions.NoArgsIsHelpError):
+        problem.show()
+        return int(errors.ExitCode.USAGE)
+    context = getattr(problem, "ctx", None)
+    told = " ".join(problem.format_message().split()).rstrip(".")
+    told += f"; see {context.command_path} --help" if context is not None else ""
+    return output.finish_error(words, errors.UsageError(what=told))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from gpususpend.cli import storing
+from gpususpend.cli import options, storing
 
 
 @click.command("cache-gc", short_help="Make a cache smaller.")
 @storing.path_argument("cache_path", "CACHE")
-@click.argument("size", type=storing.size, metavar="SIZE")
+@click.argument("size", type=options.size, metavar="SIZE")
 @storing.dry_run_option
 @storing.store_options
 def command(cache_path: str, size: int, dry_run: bool, common: storing.Common) -> None:

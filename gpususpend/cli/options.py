@@ -8,21 +8,24 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from gpususpend import errors
+from gpususpend import errors, openfiles
 from gpususpend.cli import output
 from gpususpend.defaults import LIMITS, limits_with, state_directory
 from gpususpend.discover import Targets, parse_pids
 from gpususpend.interrupt import Interrupts
+from gpususpend.journal import StorePlaces
 from gpususpend.progress import Progress
 from gpususpend.report import Report
-from gpususpend.session import Context
+from gpususpend.session import Context, StoreOptions
 from gpususpend.statedir import StateDir
 from gpususpend.tools import Tools
 
@@ -33,7 +36,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Seconds(click.FloatRange):
-    """A time limit: a finite number above zero."""
+    """A time limit: a number above zero that the clocks can still add up."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the seconds, or refuse the argument."""
@@ -43,7 +46,32 @@ class Seconds(click.FloatRange):
         return seconds
 
 
-SECONDS = Seconds(min=0, min_open=True)
+SECONDS = Seconds(min=0, min_open=True, max=365 * 86400)
+
+_UNITS = {"": 1 << 30, "b": 1}
+_UNITS |= {f"{letter}ib": 1 << 10 * power for power, letter in enumerate("kmgt", 1)}
+_UNITS |= {f"{letter}b": 1000**power for power, letter in enumerate("kmgt", 1)}
+
+
+def size(text: str, suffix: str = "") -> int:
+    """Return the bytes of a text such as 200GiB, 1.5TB or 200, which are GiB; it may end in `suffix`.
+
+    Raises BadParameter for any other text.
+    """
+    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?) ?([a-z]*)", text.strip().lower().removesuffix(suffix), re.ASCII)
+    if found is None or found[2] not in _UNITS:
+        raise click.BadParameter(f"'{text}': write 200GiB{suffix} or 500MB{suffix}, or a number of GiB")
+    return int(float(found[1]) * _UNITS[found[2]])
+
+
+def reachable(ctx: click.Context, param: click.Parameter, path: str | None) -> str | None:
+    """Return the path that an option names.  Raises NoCurrentDirectory for one that leads nowhere from here."""
+    if path and "://" not in path and not os.path.isabs(path):
+        try:
+            os.getcwd()
+        except FileNotFoundError:
+            raise errors.NoCurrentDirectory(path=path) from None
+    return path
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
@@ -61,6 +89,9 @@ driver_option = click.option(
     show_default=True,
     envvar="NVSNAP_GPU_SUSPEND_DRIVER",
     help="Driver that the processes run on; `sim` is the simulated one.",
+)
+trace_option = click.option(
+    "--trace", metavar="FILE", callback=reachable, help="Write there what happened when, for Perfetto or chrome://tracing.",
 )
 quiet_option = click.option("--quiet", "-q", is_flag=True, help="Show no progress.")
 _LIMITS = {
@@ -99,6 +130,70 @@ def targets_options(function: F) -> F:
     return wrapped  # type: ignore[return-value]
 
 
+def places_options(function: F) -> F:
+    """Add what names a store, and the ring to it; the command gets them as `places`."""
+
+    @click.option(
+        "--store", metavar="STORE", callback=reachable,
+        help="Store in which the memory is kept: a directory, or a URL.",
+    )
+    @click.option("--ckpt-dir", "directory", metavar="DIR", callback=reachable, help="Directory of the checkpoint.")
+    @click.option("--cache", metavar="CACHE", callback=reachable, help="Cache in front of the store: a directory.")
+    @click.option(
+        "--ring", "ring_bytes", type=size, metavar="SIZE",
+        help="Host memory through which it passes, for all processes together.  [default: 2GiB]",
+    )  # fmt: skip
+    @functools.wraps(function)
+    def wrapped(
+        *, store: str | None, directory: str | None, cache: str | None, ring_bytes: int | None, **rest: Any
+    ) -> Any:
+        return function(places=(store, directory, cache, ring_bytes), **rest)
+
+    return wrapped  # type: ignore[return-value]
+
+
+Places = tuple["str | None", "str | None", "str | None", "int | None"]
+
+
+def parse_places(places: Places) -> StoreOptions:
+    """Return the store options of what was named.  Raises UsageError."""
+    store, directory, cache, ring_bytes = places
+    options = StoreOptions() if ring_bytes is None else StoreOptions(ring_bytes=ring_bytes)
+    if "" in places:  # as a variable that is not set leaves it
+        raise errors.UsageError(what="--store, --ckpt-dir and --cache need a name each")
+    if (store is None) != (directory is None):
+        raise errors.UsageError(what="--store and --ckpt-dir are named together, or neither")
+    if store is None and cache is None:
+        return options
+    named = StorePlaces(
+        _store_path(store) if store else "",
+        os.path.realpath(directory) if directory else "",
+        os.path.abspath(cache) if cache else "",
+    )  # fmt: skip
+    return replace(options, named=named)
+
+
+def parse_store(places: Places, given: Mapping[str, Any]) -> StoreOptions:
+    """Return the store options of a suspend; what is None in `given` was not named.  Raises UsageError."""
+    store = parse_places(places)
+    given = {name: value for name, value in given.items() if value is not None}
+    named = given or any(place is not None for place in places)
+    if named and (store.named is None or not store.named.store):
+        raise errors.UsageError(what="the options of a store need --store and --ckpt-dir")
+    return replace(store, **given)
+
+
+def _store_path(store: str) -> str:
+    """Return a store's URL, or its absolute path."""
+    if "://" not in store:
+        return os.path.abspath(store)
+    from chunkstore.objects import is_url
+
+    if not is_url(store):
+        raise errors.UsageError(what=f"'{store}': a store is a directory, or a URL of s3, gs or az")
+    return store
+
+
 @dataclass(frozen=True)
 class Common:
     """What every command on processes is told."""
@@ -113,13 +208,16 @@ class Common:
         return output.reporting(command, self.as_json, self.simulated)
 
     @contextlib.contextmanager
-    def working(self, report: Report, limits: Mapping[str, float] | None = None) -> Iterator[Context]:
+    def working(
+        self, report: Report, limits: Mapping[str, float] | None = None, store: StoreOptions | None = None
+    ) -> Iterator[Context]:
         """Open the state directory and yield the command's context; its warnings go into the report."""
+        openfiles.reserve()
         path = self.state_dir or state_directory()
         with StateDir.open(path) as directory, Interrupts() as interrupts:
             context = Context(
                 directory, Tools(path, self.simulated), Progress(quiet=self.quiet), interrupts, self.simulated,
-                limits_with(**(limits or {})), report.warnings,
+                limits_with(**(limits or {})), report.warnings, store or StoreOptions(),
             )  # fmt: skip
             for name, why in directory.odd().items():
                 context.warn(f"{path}/{name} is passed over: {why}")

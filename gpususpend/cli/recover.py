@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from gpususpend.cli import options
+from gpususpend.trace import traced
 
 
 @click.command("recover", short_help="Finish what a killed command or a stuck driver call left.")
@@ -18,8 +19,11 @@ from gpususpend.cli import options
     help="Where to bring the groups; `recorded`: suspended where it was suspended as a whole, else running.",
 )
 @options.limit_options
+@options.trace_option
 @options.common_options
-def command(words: options.Words, goal: str, limits: dict[str, float], common: options.Common) -> None:
+def command(
+    words: options.Words, goal: str, limits: dict[str, float], trace: str | None, common: options.Common
+) -> None:
     """Bring groups that something interrupted to running or to suspended, and never to anything between.
 
     For a command that was killed, a holder that was killed (its threads are stopped again), or a driver call that had
@@ -30,7 +34,7 @@ def command(words: options.Words, goal: str, limits: dict[str, float], common: o
       nvsnap-gpu-suspend recover
       nvsnap-gpu-suspend recover --to running 4711
     """
-    with common.reporting("recover") as report:
+    with common.reporting("recover") as report, traced(report, trace):
         targets = options.parse_targets(words, default_all=True)
         from gpususpend import operations
         from gpususpend.recover import Goal

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import re
+import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from gpususpend import errors
+from gpususpend import errors, openfiles
 from gpususpend.cli import options, output
 from gpususpend.defaults import COPY_THREADS
 from gpususpend.interrupt import Interrupts
@@ -28,25 +28,9 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_UNITS = {"": 1 << 30, "b": 1}
-_UNITS |= {f"{letter}ib": 1 << 10 * power for power, letter in enumerate("kmgt", 1)}
-_UNITS |= {f"{letter}b": 1000**power for power, letter in enumerate("kmgt", 1)}
-
-
-def size(text: str, suffix: str = "") -> int:
-    """Return the bytes of a text such as 200GiB, 1.5TB or 200, which are GiB; it may end in `suffix`.
-
-    Raises BadParameter for any other text.
-    """
-    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?) ?([a-z]*)", text.strip().lower().removesuffix(suffix), re.ASCII)
-    if found is None or found[2] not in _UNITS:
-        raise click.BadParameter(f"'{text}': write 200GiB{suffix} or 500MB{suffix}, or a number of GiB")
-    return int(float(found[1]) * _UNITS[found[2]])
-
-
 def rate(text: str) -> int:
     """Return the bytes a second of a text such as 500MiB/s; raises BadParameter also for none at all."""
-    bytes_a_second = size(text, "/s")
+    bytes_a_second = options.size(text, "/s")
     if bytes_a_second == 0:
         raise click.BadParameter(f"'{text}': at that rate it never ends")
     return bytes_a_second
@@ -54,7 +38,7 @@ def rate(text: str) -> int:
 
 def path_argument(name: str, metavar: str) -> Callable[[F], F]:
     """Return the argument for a store, a checkpoint's directory or a cache."""
-    return click.argument(name, metavar=metavar, type=click.Path())
+    return click.argument(name, metavar=metavar, type=click.Path(), callback=options.reachable)
 
 
 store_argument = path_argument("store_path", "STORE")
@@ -125,7 +109,9 @@ class Common:
         from chunkstore import Files
         from gpususpend.storage import translated
 
+        openfiles.reserve()
         progress = Progress(quiet=self.quiet)
+        report.changed = True  # as far as anybody can tell afterwards
         with Interrupts() as interrupts, translated():
             try:
                 yield Work(Files(notify=report.warnings.append), progress, interrupts)
@@ -148,6 +134,34 @@ def store_options(function: F) -> F:
 def store_data(store: Store) -> dict[str, Any]:
     """Return which store it is, as JSON."""
     return {"path": store.path, **vars(store.facts)}
+
+
+def unneeded(state_dir: str | None, directory: str, work: Work) -> Callable[[Sequence[str]], None]:
+    """Return the check that no suspended group needs the checkpoints of these ids, which are to go.
+
+    The state directory knows also of a suspend that is under way; the shims know where it is another one, or lost.
+    The check raises CheckpointNeeded, NoAnswer, UnsafeStateDir.
+    """
+    from chunkstore import Checkpoint, StoreError
+    from gpususpend import claims, needed
+    from gpususpend.defaults import state_directory
+    from gpususpend.journal import Journal
+    from gpususpend.statedir import StateDir
+
+    path = os.path.realpath(directory)
+
+    def check(ids: Sequence[str]) -> None:
+        with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as stack:  # nothing was ever suspended here
+            opened = stack.enter_context(StateDir.open(state_dir or state_directory(), create=False))
+            for id in ids:
+                claims.check_unneeded(Journal(opened, work.files.tell), path, id)
+        inner_pids = None
+        with contextlib.suppress(StoreError):  # none lies there any more, or none that says whose it is
+            checkpoint = Checkpoint.open(path, files=work.files)
+            inner_pids = checkpoint.inner_pids if [*ids] == [checkpoint.id] else None
+        needed.check_unneeded(path, ids, inner_pids, work.files.tell)
+
+    return check
 
 
 def removed(dry_run: bool) -> str:

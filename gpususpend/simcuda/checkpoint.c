@@ -139,6 +139,7 @@ CUresult checkpoint_checkpoint(int client) {
     memory_unlock();
     if (!saved)
         return CUDA_ERROR_OUT_OF_MEMORY;
+    interprocess_leave();
     machine_detach();
     atomic_store(&state, STATE_CHECKPOINTED);
     return CUDA_SUCCESS;
@@ -218,6 +219,7 @@ static CUresult bring_back(struct memory *memory) {
 static void reopen_device(CUcontext context, void *unused) {
     (void)unused;
     machine_set_context(device_physical[context->device], true);
+    context->restored = true;
 }
 
 static CUresult rebuild(void) {
@@ -228,7 +230,7 @@ static CUresult rebuild(void) {
             result = bring_back(m);
     memory_unlock();
     context_each(reopen_device, NULL);
-    return result;
+    return result == CUDA_SUCCESS && !interprocess_return() ? CUDA_ERROR_OUT_OF_MEMORY : result;
 }
 
 CUresult checkpoint_restore(const struct request *request) {

@@ -76,6 +76,12 @@ API(CALL_INIT, cuDeviceTotalMem_v2, (size_t *bytes, CUdevice device), (bytes, de
     return CUDA_SUCCESS;
 }
 
+/* Whether the memory of the GPUs is the machine's, as on a GB10. */
+static bool integrated(void) {
+    const char *set = getenv("SIMCUDA_INTEGRATED");
+    return set && set[0] == '1';
+}
+
 /* Whether this process has a channel to a fabric (IMEX). */
 bool fabric_on(void) {
     const char *set = getenv("SIMCUDA_FABRIC");
@@ -149,6 +155,8 @@ static const struct attribute attributes[] = {
 static int attribute_value(CUdevice_attribute name, CUdevice device) {
     if (name == CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)
         return device_physical[device] + 1;
+    if (name == CU_DEVICE_ATTRIBUTE_INTEGRATED)
+        return integrated();
     /* A fabric is there on request only; the attribute keeps libraries from using it. */
     if (name == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED)
         return fabric_on();

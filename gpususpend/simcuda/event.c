@@ -6,14 +6,53 @@
 
 static struct pool events = POOL(struct CUevent_st, 0x45564e54);
 
+bool event_valid(CUevent event) {
+    /* Undefined by the header, refused here: an event of another process that was destroyed there. */
+    return pool_holds(&events, event) && !(event->opened && atomic_load(&event->records->ended));
+}
+
+void event_get(CUevent event) { atomic_fetch_add(&event->refs, 1); }
+
+void event_put(CUevent event) {
+    if (atomic_fetch_sub(&event->refs, 1) != 1)
+        return;
+    if (event->shared)
+        interprocess_drop(event);
+    free(event->capture_at);
+    pool_delete(&events, event);
+}
+
+/* Return an event that only this process knows, or NULL. */
+CUevent event_new(unsigned flags) {
+    CUevent event = pool_new(&events);
+    if (!event)
+        return NULL;
+    atomic_store(&event->refs, 1);
+    event->flags = flags;
+    event->context = context_current();
+    event->records = &event->own;
+    return event;
+}
+
+/* Give the handle back at once; what was submitted still records, and is still waited for. */
+void event_delete(CUevent event) {
+    event->magic = 0;
+    event_put(event);
+}
+
 API(CALL_CONTEXT, cuEventCreate, (CUevent * out, unsigned flags), (out, flags)) {
     if (!out || flags > 7 || (flags & CU_EVENT_INTERPROCESS && !(flags & CU_EVENT_DISABLE_TIMING)))
         return CUDA_ERROR_INVALID_VALUE;
-    CUevent event = pool_new(&events);
+    CUevent event = event_new(flags);
     if (!event)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    event->flags = flags;
-    event->context = context_current();
+    if (flags & CU_EVENT_INTERPROCESS) {
+        event->shared = random_u64();
+        if (!interprocess_hold(event, true)) {
+            event_delete(event);
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        }
+    }
     *out = event;
     return CUDA_SUCCESS;
 }
@@ -21,24 +60,33 @@ API(CALL_CONTEXT, cuEventCreate, (CUevent * out, unsigned flags), (out, flags)) 
 API(CALL_INIT, cuEventDestroy_v2, (CUevent event), (event)) {
     if (!pool_holds(&events, event))
         return CUDA_ERROR_INVALID_HANDLE;
-    CUstream stream = atomic_load(&event->stream);
-    if (stream) {
-        /* A record that is still queued writes its time into the event: it must be passed first. */
-        struct point point = {stream, atomic_load(&event->seq)};
-        while (!point_reached(&point))
-            nap_us(50);
-        stream_put(stream);
-    }
-    free(event->capture_at);
-    pool_delete(&events, event);
+    if (!event->opened)
+        atomic_store(&event->records->ended, true);
+    event_delete(event);
     return CUDA_SUCCESS;
 }
 
-void event_executed(CUevent event) { atomic_store(&event->time_ns, now_ns()); }
+bool records_have(const struct records *records, uint64_t number) { return atomic_load(&records->done[number % RECORDS]) >= number; }
+
+void event_executed(CUevent event, uint64_t number) {
+    _Atomic uint64_t *done = &event->records->done[number % RECORDS];
+    uint64_t before = atomic_load(done);
+    atomic_store(&event->time_ns, now_ns());
+    while (before < number && !atomic_compare_exchange_weak(done, &before, number))
+        ;
+}
+
+/* The newest record; 0, which has happened always, of an event without any. */
+static struct point newest(CUevent event) { return (struct point){.event = event, .seq = atomic_load(&event->records->begun)}; }
+
+static bool passed(CUevent event) {
+    struct point point = newest(event);
+    return point_reached(&point);
+}
 
 static CUresult record(CUevent event, CUstream handle, unsigned flags) {
     CUstream stream;
-    if (!pool_holds(&events, event) || flags > CU_EVENT_RECORD_EXTERNAL)
+    if (!event_valid(event) || flags > CU_EVENT_RECORD_EXTERNAL)
         return flags > CU_EVENT_RECORD_EXTERNAL ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
     CUresult result = stream_find(handle, &stream);
     if (result != CUDA_SUCCESS)
@@ -49,15 +97,10 @@ static CUresult record(CUevent event, CUstream handle, unsigned flags) {
         return capture_event_record(stream, event);
     if (stream == stream->context->legacy && (result = capture_check_legacy(stream->context)) != CUDA_SUCCESS)
         return result;
-    struct point point;
     event->capture = NULL;
-    stream_get(stream);
-    stream_enqueue(stream, &(struct work){.kind = WORK_EVENT, .context = stream->context, .event = event}, &point);
-    atomic_store(&event->seq, point.seq);
-    CUstream before = atomic_exchange(&event->stream, stream);
-    atomic_store(&event->recorded, true);
-    if (before)
-        stream_put(before);
+    event_get(event);
+    uint64_t number = atomic_fetch_add(&event->records->begun, 1) + 1;
+    stream_enqueue(stream, &(struct work){.kind = WORK_EVENT, .context = stream->context, .record = {event, number}}, NULL);
     return atomic_load(&stream->context->error);
 }
 API_STREAM(CALL_INIT, cuEventRecord, _ptsz, (CUevent event, CUstream stream), (event, stream)) { return record(event, stream, 0); }
@@ -65,28 +108,24 @@ API_STREAM(CALL_INIT, cuEventRecordWithFlags, _ptsz, (CUevent event, CUstream st
     return record(event, stream, flags);
 }
 
-static bool passed(CUevent event) {
-    struct point point = {atomic_load(&event->stream), atomic_load(&event->seq)};
-    return point_reached(&point);
-}
-
 API(CALL_INIT, cuEventQuery, (CUevent event), (event)) {
-    if (!pool_holds(&events, event))
+    if (!event_valid(event))
         return CUDA_ERROR_INVALID_HANDLE;
     if (event->capture)
         return CUDA_ERROR_CAPTURED_EVENT;
     CUresult error = atomic_load(&event->context->error);
     if (error != CUDA_SUCCESS)
         return error;
-    return !atomic_load(&event->recorded) || passed(event) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+    return passed(event) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 API(CALL_INIT, cuEventSynchronize, (CUevent event), (event)) {
-    if (!pool_holds(&events, event))
+    if (!event_valid(event))
         return CUDA_ERROR_INVALID_HANDLE;
     if (event->capture)
         return CUDA_ERROR_CAPTURED_EVENT;
-    while (atomic_load(&event->recorded) && !passed(event))
+    struct point point = newest(event);
+    while (!point_reached(&point))
         nap_us(20);
     return atomic_load(&event->context->error);
 }
@@ -95,7 +134,7 @@ static CUresult elapsed(float *milliseconds, CUevent start, CUevent end) {
     if (!milliseconds)
         return CUDA_ERROR_INVALID_VALUE;
     if (!pool_holds(&events, start) || !pool_holds(&events, end) || (start->flags | end->flags) & CU_EVENT_DISABLE_TIMING
-        || !atomic_load(&start->recorded) || !atomic_load(&end->recorded))
+        || !newest(start).seq || !newest(end).seq)
         return CUDA_ERROR_INVALID_HANDLE;
     if (!passed(start) || !passed(end))
         return CUDA_ERROR_NOT_READY;
@@ -113,31 +152,13 @@ API_STREAM(CALL_INIT, cuStreamWaitEvent, _ptsz, (CUstream handle, CUevent event,
     CUstream stream;
     if (flags > CU_EVENT_WAIT_EXTERNAL)
         return CUDA_ERROR_INVALID_VALUE;
-    if (!pool_holds(&events, event))
+    if (!event_valid(event))
         return CUDA_ERROR_INVALID_HANDLE;
     CUresult result = stream_find(handle, &stream);
     if (result != CUDA_SUCCESS)
         return result;
     if (event->capture || stream_is_capturing(stream))
         return capture_event_wait(stream, event);
-    if (atomic_load(&event->recorded))
-        stream_add_wait(stream, (struct point){atomic_load(&event->stream), atomic_load(&event->seq)});
+    stream_add_wait(stream, newest(event));
     return CUDA_SUCCESS;
-}
-
-/* Interprocess events come with a later stage. The handle is given out, so that the shim's refusal can be tested. */
-API(CALL_CONTEXT, cuIpcGetEventHandle, (CUipcEventHandle * out, CUevent event), (out, event)) {
-    if (!out)
-        return CUDA_ERROR_INVALID_VALUE;
-    if (!pool_holds(&events, event))
-        return CUDA_ERROR_INVALID_HANDLE;
-    if (!(event->flags & CU_EVENT_INTERPROCESS))
-        return CUDA_ERROR_INVALID_VALUE;
-    *out = (CUipcEventHandle){"simcuda-ipc-event"};
-    return CUDA_SUCCESS;
-}
-
-API(CALL_CONTEXT, cuIpcOpenEventHandle, (CUevent * out, CUipcEventHandle handle), (out, handle)) {
-    (void)out, (void)handle;
-    return CUDA_ERROR_NOT_SUPPORTED;
 }

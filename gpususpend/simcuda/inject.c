@@ -13,12 +13,15 @@
 
 #include "simcuda.h"
 
-enum action { ACT_FAIL, ACT_HANG, ACT_DELAY, ACT_KILL };
+enum action { ACT_FAIL, ACT_HANG, ACT_HOLD, ACT_DELAY, ACT_KILL };
+struct source;
 struct rule {
     char function[64];
     unsigned long nth, seen;
     enum action action;
     int value;
+    struct source *source;
+    unsigned version; /* of the source, when the rule was read */
 };
 #define MAX_RULES 64
 struct source {
@@ -26,6 +29,7 @@ struct source {
     struct timespec changed;
     ino_t inode;
     off_t size;
+    atomic_uint version; /* how often its rules were read */
     struct rule rules[MAX_RULES];
     int count;
 };
@@ -37,17 +41,20 @@ static int trace_fd = -1;
 
 static void parse(struct source *source, const char *text) {
     source->count = 0;
+    unsigned version = atomic_fetch_add(&source->version, 1) + 1;
     while (*text && source->count < MAX_RULES) {
         char line[200], action[32] = "";
         size_t length = strcspn(text, "\n;");
         snprintf(line, sizeof line, "%.*s", (int)length, text);
         text += length + (text[length] != 0);
-        struct rule rule = {0};
+        struct rule rule = {.source = source, .version = version};
         int value = 0;
         if (sscanf(line, "%63s %lu %31s %d", rule.function, &rule.nth, action, &value) < 3 || rule.function[0] == '#')
             continue;
         if (!strcmp(action, "hang"))
             rule.action = ACT_HANG;
+        else if (!strcmp(action, "hold"))
+            rule.action = ACT_HOLD;
         else if (!strcmp(action, "kill"))
             rule.action = ACT_KILL;
         else if (!strcmp(action, "delay"))
@@ -120,6 +127,18 @@ static const struct rule *due(struct source *source, const char *symbol, const s
     return found;
 }
 
+/* Wait until the rule is taken back; a file of this process's number says meanwhile that it waits. */
+static void hold(const struct rule *rule) {
+    char mark[600];
+    snprintf(mark, sizeof mark, "%s/held-%d", state_folder(), (int)getpid());
+    int fd = open(mark, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    if (fd >= 0)
+        close(fd);
+    for (; atomic_load(&rule->source->version) == rule->version; reread(rule->source))
+        nap_us(2000);
+    unlink(mark);
+}
+
 /* Carry out the rule that is due for this call, if any; a code other than 0 means that the call is not performed. */
 CUresult inject_check(const char *symbol) {
     if (prepared_for != getpid())
@@ -140,6 +159,8 @@ CUresult inject_check(const char *symbol) {
         kill(getpid(), SIGKILL);
     if (rule.action == ACT_HANG)
         call_hang();
+    if (rule.action == ACT_HOLD)
+        hold(&rule);
     if (rule.action == ACT_DELAY)
         nap_us((unsigned)rule.value * 1000);
     return rule.action == ACT_FAIL ? rule.value : CUDA_SUCCESS;

@@ -125,10 +125,14 @@ static CUresult run_wait_flag(const struct args *a) {
     if (result != CUDA_SUCCESS)
         return result;
     uint32_t value = (uint32_t)arg(a, 1);
-    for (unsigned spins = 0; __atomic_load_n((uint32_t *)view.bytes, __ATOMIC_SEQ_CST) < value; spins++)
+    turn_keep(a->context);
+    for (unsigned spins = 0; !turn_lost(a->context) && __atomic_load_n((uint32_t *)view.bytes, __ATOMIC_SEQ_CST) < value; spins++)
         nap_us(spins < 100 ? 5 : 100);
+    if (turn_lost(a->context))
+        result = CUDA_ERROR_LAUNCH_FAILED;
+    turn_give(a->context);
     view_done(&view);
-    return CUDA_SUCCESS;
+    return result;
 }
 
 static const struct {

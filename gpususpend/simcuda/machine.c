@@ -57,13 +57,6 @@ static bool byte_locked(int fd, off_t at) {
 
 /* ---- the table; every function below is called with its lock held ---- */
 
-static bool held(const struct shared_object *o) {
-    for (int i = 0; i < MAX_PROCESSES / 64; i++)
-        if (o->holders[i])
-            return true;
-    return false;
-}
-
 static bool exported(struct machine *m, uint64_t id, int probe) {
     bool found = false;
     for (uint32_t i = 0; i < m->exports_used; i++) {
@@ -86,7 +79,7 @@ static void forget_object(struct shared_object *o) {
 }
 
 void machine_collect(struct machine *m, struct shared_object *o, int probe) {
-    if (!o->object.id || held(o) || team_binds(m, o->object.id))
+    if (!o->object.id || machine_any(o->holders) || team_binds(m, o->object.id))
         return;
     /* Reported: who imports a multicast object that only a descriptor keeps gets an empty one. */
     if (o->object.team)
@@ -96,7 +89,7 @@ void machine_collect(struct machine *m, struct shared_object *o, int probe) {
 }
 
 /* Drop what dead processes held and exports that nobody has open any more. */
-static void reap(struct machine *m) {
+void machine_reap(struct machine *m) {
     int probe = open_in_folder("nvidiactl", O_RDWR);
     if (probe < 0)
         return;
@@ -105,6 +98,7 @@ static void reap(struct machine *m) {
             continue;
         memset(&m->processes[p], 0, sizeof m->processes[p]);
         team_process_gone(m, p);
+        interprocess_process_gone(m, p);
         for (uint32_t i = 0; i < m->objects_used; i++)
             m->objects[i].holders[p / 64] &= ~((uint64_t)1 << p % 64);
     }
@@ -139,7 +133,7 @@ static void lock_table(struct machine *m) {
     if (pthread_mutex_lock(&m->lock) == EOWNERDEAD) {
         /* Its owner was killed in mid-edit: every edit leaves a table that reaping makes whole. */
         pthread_mutex_consistent(&m->lock);
-        reap(m);
+        machine_reap(m);
     }
 }
 
@@ -148,6 +142,7 @@ struct machine *machine_lock(void) {
     return machine;
 }
 void machine_unlock(void) { pthread_mutex_unlock(&machine->lock); }
+struct machine *machine_here(void) { return machine; }
 int machine_slot(void) { return slot; }
 int machine_probe(void) { return open_in_folder("nvidiactl", O_RDWR); }
 
@@ -230,7 +225,7 @@ static bool take_slot(struct machine *m) {
     if (fd < 0)
         return false;
     lock_table(m);
-    reap(m);
+    machine_reap(m);
     for (int p = 0; p < MAX_PROCESSES && slot < 0; p++) {
         if (m->processes[p].used || !byte_lock(fd, PROCESS_BYTE + p))
             continue;
@@ -308,8 +303,9 @@ void machine_detach(void) {
         machine->objects[i].holders[slot / 64] &= ~((uint64_t)1 << slot % 64);
     memset(&machine->processes[slot], 0, sizeof machine->processes[slot]);
     team_process_gone(machine, slot);
+    interprocess_process_gone(machine, slot);
     slot = -1;
-    reap(machine);
+    machine_reap(machine);
     bool empty = machine_is_empty(machine);
     pthread_mutex_unlock(&machine->lock);
     close(alive_fd);
@@ -384,7 +380,7 @@ static bool anything_dead(struct machine *m) {
 size_t machine_device_free(int physical) {
     if (anything_dead(machine)) {
         lock_table(machine);
-        reap(machine);
+        machine_reap(machine);
         pthread_mutex_unlock(&machine->lock);
     }
     size_t used = used_on(machine, physical), all = machine->device_memory;
@@ -424,7 +420,7 @@ CUresult machine_object_create(struct machine_object *object) {
     lock_table(machine);
     bool room = true;
     if (object->device >= 0 && used_on(machine, object->device) + object->charged > machine->device_memory) {
-        reap(machine);
+        machine_reap(machine);
         room = used_on(machine, object->device) + object->charged <= machine->device_memory;
     }
     struct shared_object *o = room ? free_object(machine) : NULL;
@@ -455,7 +451,7 @@ static CUresult hold(struct shared_object *o, struct machine_object *out) {
 /* Hold memory that another process made; INVALID_HANDLE when it is gone. */
 CUresult machine_object_hold(uint64_t id, struct machine_object *out) {
     lock_table(machine);
-    reap(machine);
+    machine_reap(machine);
     CUresult result = hold(machine_find(machine, id), out);
     pthread_mutex_unlock(&machine->lock);
     return result;
@@ -492,7 +488,7 @@ CUresult machine_export(uint64_t id, int *out) {
     CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
     lock_table(machine);
     if (machine->exports_used == MAX_EXPORTS)
-        reap(machine);
+        machine_reap(machine);
     for (uint32_t i = 0; i < MAX_EXPORTS; i++) {
         struct shared_export *e = &machine->exports[i];
         if (e->number != 0 && i < machine->exports_used)
@@ -576,7 +572,7 @@ EXPORT CUresult simcudaDeviceUsage(int device, unsigned *pids, size_t *bytes, in
     *count = 0;
     if (m) {
         lock_table(m);
-        reap(m);
+        machine_reap(m);
         *count = report_usage(m, device, pids, bytes, capacity);
         pthread_mutex_unlock(&m->lock);
         if (m != machine)

@@ -1,6 +1,16 @@
 /* The set calls. Measured: beside a recording they are as legal as their Async forms. */
 #include "simcuda.h"
 
+/* Seen: the set of device memory is not waited for, and streams apart from the default one do not wait for it. */
+static bool is_waited_for(CUdeviceptr to) {
+    struct mapping m;
+    if (!mapping_find(to, &m))
+        return false;
+    bool wait = !m.memory || is_host_memory(m.memory) || m.kind == MAP_MANAGED;
+    mapping_done(&m);
+    return wait;
+}
+
 static CUresult set(CUdeviceptr to, size_t pitch, unsigned value, unsigned element, size_t width, size_t height, CUstream handle, bool wait) {
     struct work work = {.kind = WORK_SET, .set = {to, pitch, width, height, value, element}};
     CUstream stream;
@@ -15,7 +25,7 @@ static CUresult set(CUdeviceptr to, size_t pitch, unsigned value, unsigned eleme
         result = capture_invalidate(stream);
     if (result != CUDA_SUCCESS)
         return result;
-    return wait ? work_submit_and_wait(handle, &work) : work_submit(handle, &work);
+    return wait && is_waited_for(to) ? work_submit_and_wait(handle, &work) : work_submit(handle, &work);
 }
 
 #define SETS(bits, type)                                                                                             \

@@ -7,7 +7,12 @@ static bool is_host(const struct mapping *m) { return m->kind == MAP_HOST || m->
 
 static bool is_vmm(const struct mapping *m) { return m->kind == MAP_VMM; }
 
-static int ordinal_of(const struct mapping *m) { return m->device < 0 ? CU_DEVICE_CPU : m->device; }
+/* Measured: memory that was opened in a context of another device shows that device. */
+static int ordinal_of(const struct mapping *m) {
+    if (m->kind == MAP_IPC)
+        return m->context->device;
+    return m->device < 0 ? CU_DEVICE_CPU : m->device;
+}
 
 #define GIVE(type, value)                 \
     do {                                  \

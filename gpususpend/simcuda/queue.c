@@ -58,7 +58,14 @@ void stream_put(CUstream stream) {
     }
 }
 
-bool point_reached(const struct point *point) { return !point->stream || atomic_load(&point->stream->completed) >= point->seq; }
+bool point_reached(const struct point *point) {
+    if (point->event)
+        return records_have(point->event->records, point->seq);
+    return !point->stream || atomic_load(&point->stream->completed) >= point->seq;
+}
+
+static void point_get(const struct point *point) { point->event ? event_get(point->event) : stream_get(point->stream); }
+static void point_put(const struct point *point) { point->event ? event_put(point->event) : stream_put(point->stream); }
 
 static bool waits_over(const struct op *op) {
     for (size_t i = 0; i < op->wait_count; i++)
@@ -67,9 +74,23 @@ static bool waits_over(const struct op *op) {
     return true;
 }
 
+/* Wait for another stream, with the lock held. */
+static void await_progress(const struct op *op) {
+    bool elsewhere = false;
+    for (size_t i = 0; i < op->wait_count; i++)
+        elsewhere = elsewhere || (op->waits[i].event && op->waits[i].event->shared);
+    if (!elsewhere) {
+        pthread_cond_wait(&progress, &lock);
+        return;
+    }
+    pthread_mutex_unlock(&lock); /* nobody signals what another process has done */
+    nap_us(100);
+    pthread_mutex_lock(&lock);
+}
+
 static void op_free(struct op *op) {
     for (size_t i = 0; i < op->wait_count; i++)
-        stream_put(op->waits[i].stream);
+        point_put(&op->waits[i]);
     work_dispose(&op->work);
     free(op);
 }
@@ -107,7 +128,7 @@ static void *stream_thread(void *argument) {
             continue;
         }
         if (!waits_over(op)) {
-            pthread_cond_wait(&progress, &lock);
+            await_progress(op);
             continue;
         }
         pthread_mutex_unlock(&lock);
@@ -154,7 +175,7 @@ static struct op *new_op(CUstream stream, const struct work *work) {
     for (CUstream other = all; other; other = other->next_all)
         if (orders(stream, other)) {
             stream_get(other);
-            op->waits[at++] = (struct point){other, atomic_load(&other->submitted)};
+            op->waits[at++] = (struct point){.stream = other, .seq = atomic_load(&other->submitted)};
         }
     for (struct pending **p = &pendings; *p && at < count;) {
         struct pending *found = *p;
@@ -189,18 +210,18 @@ void stream_enqueue(CUstream stream, const struct work *work, struct point *out)
         pthread_cond_broadcast(&stream->wake);
     }
     if (out)
-        *out = (struct point){stream, atomic_load(&stream->submitted)};
+        *out = (struct point){.stream = stream, .seq = atomic_load(&stream->submitted)};
     pthread_mutex_unlock(&lock);
 }
 
-/* Make the next operation of the stream, and with it all later ones, wait for a point of another stream. */
+/* Make the next operation of the stream, and with it all later ones, wait for a point. */
 void stream_add_wait(CUstream stream, struct point point) {
-    if (!point.stream || point.stream == stream || point_reached(&point))
+    if (point_reached(&point))
         return;
     struct pending *pending = calloc(1, sizeof *pending);
     if (!pending)
         return;
-    stream_get(point.stream);
+    point_get(&point);
     *pending = (struct pending){.stream = stream, .point = point};
     pthread_mutex_lock(&lock);
     pending->next = pendings;
@@ -223,7 +244,7 @@ static CUresult wait_for(struct point point) {
 CUresult stream_wait(CUstream stream) {
     stream_get(stream);
     /* The legacy stream is done when what it is ordered after is done: an empty operation collects that. */
-    struct point point = {stream, atomic_load(&stream->submitted)};
+    struct point point = {.stream = stream, .seq = atomic_load(&stream->submitted)};
     if (stream == stream->context->legacy)
         stream_enqueue(stream, &(struct work){.kind = WORK_NONE, .context = stream->context}, &point);
     CUresult result = wait_for(point);

@@ -148,6 +148,7 @@ struct CUctx_st {
     struct CUctx_st *next_all;
     int device;
     bool primary;
+    bool restored; /* it was there at a restore */
     atomic_bool alive;
     int primary_refs;
     unsigned flags, api_version;
@@ -263,9 +264,10 @@ struct CUstream_st {
     struct capture *capture;
     pthread_cond_t wake;
 };
-struct point { /* a place in a stream: reached when the stream has completed as much */
+struct point { /* a place in a stream, reached when the stream has completed as much, or a record of an event */
     CUstream stream;
     uint64_t seq;
+    CUevent event;
 };
 CUstream stream_create(CUcontext context, unsigned flags, int priority);
 void stream_destroy(CUstream stream);
@@ -322,7 +324,10 @@ struct work {
             CUstreamBatchMemOpParams *list; /* owned */
         } memops;
         CUgraphExec exec; /* one reference owned */
-        CUevent event;
+        struct {
+            CUevent event; /* one reference owned */
+            uint64_t number;
+        } record;
         CUdeviceptr free;
     };
 };
@@ -334,25 +339,48 @@ CUresult copy_work(struct work *work, const CUDA_MEMCPY3D *params, CUcontext con
 CUresult copy_run(struct work *work);
 CUresult set_run(struct work *work);
 CUresult kernel_run(struct work *work);
+
+/* ---- turn.c ---- */
+void turn_wait(CUcontext context);
+void turn_keep(CUcontext context);
+bool turn_lost(CUcontext context);
+void turn_give(CUcontext context);
 CUresult memops_run(struct work *work);
 CUresult graph_run(CUgraphExec exec);
 void graph_exec_get(CUgraphExec exec);
 void graph_exec_put(CUgraphExec exec);
 
-/* ---- event.c ---- */
+/* ---- event.c, interprocess.c ---- */
+enum { RECORDS = 32 };
+struct records { /* of one event, whoever makes them */
+    _Atomic uint64_t begun, done[RECORDS]; /* number n has happened once done[n % RECORDS] is n or more */
+    atomic_bool ended;                     /* the event was destroyed by the process that made it */
+};
 struct CUevent_st {
     uint32_t magic;
-    struct CUevent_st *next_free;
+    struct CUevent_st *next_free, *next_shared;
+    atomic_int refs;
     unsigned flags;
     CUcontext context;
-    atomic_bool recorded;
-    _Atomic(CUstream) stream;
-    _Atomic uint64_t seq, time_ns;
+    uint64_t shared; /* of an interprocess event: its name on the machine */
+    bool opened;     /* it is another process's */
+    struct records *records, own; /* own: of an event of this process alone, or while checkpointed */
+    _Atomic uint64_t time_ns;
     struct capture *capture; /* recorded inside this capture ... */
     CUgraphNode *capture_at; /* ... after these nodes */
     size_t capture_count;
 };
-void event_executed(CUevent event);
+CUevent event_new(unsigned flags);
+void event_delete(CUevent event);
+bool event_valid(CUevent event);
+void event_get(CUevent event);
+void event_put(CUevent event);
+void event_executed(CUevent event, uint64_t number);
+bool records_have(const struct records *records, uint64_t number);
+bool interprocess_hold(CUevent event, bool make);
+void interprocess_drop(CUevent event);
+void interprocess_leave(void);
+bool interprocess_return(void);
 
 /* ---- module.c ---- */
 struct param_layout {

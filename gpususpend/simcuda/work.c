@@ -53,6 +53,8 @@ CUresult work_submit_and_wait(CUstream handle, const struct work *work) {
 }
 
 CUresult work_run(struct work *work) {
+    if (work->kind == WORK_KERNEL || work->kind == WORK_COPY || work->kind == WORK_SET || work->kind == WORK_MEMOPS)
+        turn_wait(work->context);
     switch (work->kind) {
     case WORK_KERNEL: return kernel_run(work);
     case WORK_COPY: return copy_run(work);
@@ -61,7 +63,7 @@ CUresult work_run(struct work *work) {
     case WORK_GRAPH: return graph_run(work->exec);
     case WORK_FREE: return alloc_free(work->free, MAP_POOL);
     case WORK_EVENT:
-        event_executed(work->event);
+        event_executed(work->record.event, work->record.number);
         return CUDA_SUCCESS;
     case WORK_HOST:
         work->host.function(work->host.data);
@@ -82,6 +84,8 @@ void work_dispose(struct work *work) {
         free(work->memops.list);
     if (work->kind == WORK_GRAPH && work->exec)
         graph_exec_put(work->exec);
+    if (work->kind == WORK_EVENT)
+        event_put(work->record.event);
     work->kind = WORK_NONE;
 }
 

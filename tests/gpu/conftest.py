@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,9 +11,14 @@ import pytest
 
 from tests.gpu.checkpoint import checkpoint  # noqa: F401  (a fixture)
 from tests.programs.client import Worker
-from tests.programs.setting import Setting
+from tests.programs.setting import Setting, wanted_driver
+from tests.programs.stepping import Stepping
 from tests.programs.tool import Answer, Tool
 from tests.programs.usage import memory_by_pid
+
+MIB = 1 << 20
+LARGE = 64 * MIB if wanted_driver() == "real" else 8 * MIB
+"""Memory that is no part of anything else; that of simulated GPUs is filled and compared by a small machine."""
 
 
 class Group:
@@ -55,6 +61,17 @@ class Group:
         for _ in range(times):
             with self.suspended(*workers):
                 pass
+
+    def cycle_at_work(self, ranks: Stepping, more: int) -> None:
+        """Suspend and resume ranks of a framework three times; they do `more` steps after each."""
+        for _ in range(3):
+            self.tool.suspend(*ranks.pids).expect(0)
+            assert not memory_by_pid(self.machine).keys() & set(ranks.pids)
+            stopped = ranks.steps()
+            time.sleep(0.5)
+            assert ranks.steps() == stopped, "ranks run while suspended"
+            self.tool.resume(*ranks.pids).expect(0)
+            ranks.wait_for_more(more, 60)
 
 
 def same_picture(before: dict[str, Any], after: dict[str, Any]) -> None:

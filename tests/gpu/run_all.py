@@ -22,6 +22,9 @@ from typing import Any
 from tests.programs import setting as where
 from tests.programs.setting import ROOT
 
+# Ranks of a framework take the GPUs' memory and time for themselves.
+OF_FRAMEWORKS = ("checkpoint_nccl", "cupy", "cut", "ipc_events", "nccl_store", "torch")
+
 
 @dataclass(frozen=True)
 class Job:
@@ -53,8 +56,7 @@ def jobs(driver: str, shim: Path | None, out: Path, only: str) -> list[Job]:
         name = path.stem.removeprefix("test_")
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", str(path),
                    f"--junit-xml={out / f'{path.stem}.xml'}"]
-        # Ranks of a framework take the GPUs' memory and time for themselves.
-        found.append(Job(name, command, 400, alone=name in ("checkpoint_nccl", "cupy")))
+        found.append(Job(name, command, 400, alone=name in OF_FRAMEWORKS))
     return [job for job in found if re.search(only, job.name)]
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from tests.gpu.checkpoint import Checkpoint
+from tests.gpu.conftest import LARGE, MIB
 from tests.programs.client import Worker, WorkerTimeout
 
-MIB = 1 << 20
-SIZE = 64 * MIB
+SIZE = LARGE
 NOT_SUPPORTED, ILLEGAL_STATE, UNKNOWN = 801, 401, 999
 Share = Callable[..., tuple[dict[str, int], dict[str, int]]]
 
@@ -29,7 +29,7 @@ def test_kept_import_loses_the_process(
     assert not other.nvidia_fds(), "nothing tells that an import is kept: its own descriptor was closed"
     assert checkpoint.up(other.pid) == [NOT_SUPPORTED, ILLEGAL_STATE]
     with pytest.raises(WorkerTimeout):
-        other.try_("read", imported["address"], deadline_s=4)
+        other.try_("read", imported["address"], deadline_s=1)
     assert checkpoint.down(owner.pid) + checkpoint.up(owner.pid) == [0, 0, 0, 0]
     owner.check()
 
@@ -65,7 +65,7 @@ def test_host_numa_memory_loses_the_process(start_worker: Callable[..., Worker],
     assert checkpoint.down(worker.pid) == [0, 0]
     assert checkpoint.up(worker.pid)[0] == UNKNOWN
     with pytest.raises(WorkerTimeout):
-        worker.try_("alloc", 4096, deadline_s=4)
+        worker.try_("alloc", 4096, deadline_s=1)
 
 
 def test_exported_descriptor_stays_visible(start_worker: Callable[..., Worker], checkpoint: Checkpoint) -> None:

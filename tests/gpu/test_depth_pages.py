@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from tests.gpu.conftest import Group, same_picture
+from tests.gpu.conftest import LARGE, MIB, Group, same_picture
 from tests.programs.client import Worker
 from tests.programs.usage import memory_by_pid
 
-MIB = 1 << 20
-SIZE = 256 * MIB
+SIZE = 4 * LARGE
 DRIVERS_OWN = 4 * MIB  # what the driver keeps for small allocations of its own, of which a wait makes one
 PAGES = ("--depth", "pages")
 
@@ -46,7 +45,7 @@ def test_work_goes_on_where_it_was(start_worker: Callable[..., Worker], group: G
         group.tool.suspend(worker.pid, options=PAGES).expect(0)
         held = {kind: worker.loop_state(number)["count"] for kind, number in loops.items()}
         group.resume(worker)
-        until = time.monotonic() + 20
+        until = time.monotonic() + 60
         while any(worker.loop_state(number)["count"] <= held[kind] for kind, number in loops.items()):
             assert time.monotonic() < until, "a loop stands still after the resume"
             time.sleep(0.01)

@@ -42,6 +42,49 @@ def test_b25_kept_descriptors(start_worker: Callable[..., Worker], group: Group)
     other.check()
 
 
+def test_b33_export_before_map(start_worker: Callable[..., Worker], group: Group) -> None:
+    """B33: NCCL's windows export memory before anybody maps it, and map it late, on some ranks after a cycle."""
+    owner, other = start_worker(0), start_worker(0)
+    handle = owner.mem_create(SIZE)
+    received = owner.hand(owner.mem_export(handle), other)
+    group.cycle(owner, other)
+    there = other.import_block(received, SIZE)
+    group.cycle(owner, other)
+    here = owner.map_block(handle, SIZE)
+    owner.fill(here["address"], SIZE, 7)
+    other.expect(there["address"], SIZE, [7])
+    group.cycle(owner, other)
+    other.check()
+
+
+def test_sent_to_oneself_and_never_closed(start_worker: Callable[..., Worker], group: Group) -> None:
+    """FlashInfer's way: each rank sends its export to all, itself included, maps what it gets, and closes nothing."""
+    ranks = [start_worker(0), start_worker(1)]
+    blocks = [rank.block(SIZE, ordinal=at % group.machine.devices) for at, rank in enumerate(ranks)]
+    views = []
+    for at, (owner, block) in enumerate(zip(ranks, blocks, strict=True)):
+        owner.fill(block["address"], SIZE, at + 1)
+        sent = owner.mem_export(block["handle"])
+        for rank in ranks:
+            view = rank.import_block(owner.hand(sent, rank), SIZE)
+            rank.expect(view["address"], SIZE, [at + 1])
+            views.append((at, rank, view))
+    for turn in range(3):
+        group.cycle(*ranks)
+        for at, rank, view in views:
+            seed = 100 * (turn + 1) + at
+            rank.fill(view["address"], SIZE, seed)
+            for other, reader, seen in views:
+                if other == at:
+                    reader.expect(seen["address"], SIZE, [seed])
+            ranks[at].expect(blocks[at]["address"], SIZE, [seed])
+        for rank in ranks:
+            rank.check()
+    for _, rank, view in views:
+        rank.drop_block(view)
+    group.cycle(*ranks)
+
+
 @pytest.mark.parametrize("imported_before", [False, True])
 def test_received_without_an_import(start_worker: Callable[..., Worker], group: Group, imported_before: bool) -> None:
     """A process keeps a descriptor that it never imported, or of which it dropped the import long ago."""

@@ -7,23 +7,23 @@ from collections.abc import Callable
 import pytest
 
 from tests.gpu.checkpoint import Checkpoint
+from tests.gpu.conftest import LARGE, MIB
 from tests.programs.client import Worker, WorkerTimeout
 
-MIB = 1 << 20
 INVALID_VALUE, ILLEGAL_STATE, NOT_PERMITTED = 1, 401, 800
 
 
-@pytest.mark.parametrize("size", [MIB, 64 * MIB])
+@pytest.mark.parametrize("size", [MIB, LARGE])
 def test_open_memory_loses_the_process(start_worker: Callable[..., Worker], checkpoint: Checkpoint, size: int) -> None:
     owner, other = start_worker(0, shim=False), start_worker(0, shim=False)
     opened = other.ipc_open(owner.ipc_get(owner.alloc(size)))
     assert checkpoint.down(other.pid) == [0, 0]
     assert checkpoint.up(other.pid) == [INVALID_VALUE, ILLEGAL_STATE]
     with pytest.raises(WorkerTimeout):
-        other.try_("read", opened, deadline_s=4)
+        other.try_("read", opened, deadline_s=1)
 
 
-@pytest.mark.parametrize("size", [MIB, 64 * MIB])
+@pytest.mark.parametrize("size", [MIB, LARGE])
 def test_closed_memory_survives_but_cannot_be_opened_again(
     start_worker: Callable[..., Worker], checkpoint: Checkpoint, size: int
 ) -> None:

@@ -6,11 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.gpu.conftest import Group
+from tests.gpu.conftest import LARGE, MIB, Group
 from tests.programs.client import Worker
 
-MIB = 1 << 20
-SIZES = (4864, MIB, 64 * MIB)
+SIZES = (4864, MIB, LARGE)
 
 
 def test_shared_both_ways_over_three_cycles(start_worker: Callable[..., Worker], group: Group) -> None:
@@ -92,6 +91,7 @@ def test_kernels_through_opened_memory(start_worker: Callable[..., Worker], grou
     for _ in range(3):
         for at, rank in enumerate(ranks):
             rank.memset_d8(sums[at], 0, size)
+            rank.ctx_sync()  # a set of device memory is not waited for, and these streams do not wait for it either
             if form == "graph":
                 rank.graph_launch(graphs[at], streams[at])
             else:

@@ -65,7 +65,7 @@ def test_b19_before_release(ranks: Ranks, group: Group) -> None:
     flag = worker.alloc_host(4096, 2)
     worker.host_write(flag, 0)
     worker.kernel("gs_wait_flag", [flag, 1], worker.stream_create())
-    answer = group.tool.suspend(*ranks.pids, options=("--timeout", "3")).expect(ROLLED_BACK)
+    answer = group.tool.suspend(*ranks.pids, options=("--timeout", "1")).expect(ROLLED_BACK)
     assert "deadline" in answer.stdout
     worker.host_write(flag, 1)
     ranks.verify()

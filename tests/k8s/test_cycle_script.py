@@ -17,7 +17,6 @@ import pytest
 from tests.programs.client import Worker
 from tests.programs.setting import ROOT, Setting
 from tests.programs.tool import Tool
-from tests.sim.conftest import records
 
 MIB = 1 << 20
 SCRIPT = ROOT / "k8s" / "vllm_ckpt_cycle.sh"
@@ -78,16 +77,23 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def start(tool: Tool, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """A function that starts the script; `command` is this tree's, with the simulated driver."""
+    """A function that starts the script; `command` is this tree's, with the simulated driver.
+
+    `after_suspend` is what a shell does when the server has been suspended, before the script goes on.
+    """
     command = tmp_path / "nvsnap-gpu-suspend"
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m gpususpend "$@"\n')
+    command.write_text(
+        f'#!/bin/sh\n{sys.executable} -m gpususpend "$@"\nstatus=$?\n'
+        '[ "$1" != suspend ] || eval "$AFTER_SUSPEND"\nexit $status\n'
+    )
     command.chmod(0o755)
     started: list[subprocess.Popen[str]] = []
 
-    def begin(*words: object) -> subprocess.Popen[str]:
+    def begin(*words: object, after_suspend: str = "") -> subprocess.Popen[str]:
         started.append(subprocess.Popen(
             [str(SCRIPT), "--command", str(command), *map(str, words)], cwd=ROOT, text=True,
-            env=tool.environ() | {"NVSNAP_GPU_SUSPEND_DRIVER": "sim"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env=tool.environ() | {"NVSNAP_GPU_SUSPEND_DRIVER": "sim", "AFTER_SUSPEND": after_suspend},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         ))  # fmt: skip
         return started[-1]
 
@@ -103,19 +109,11 @@ def state(tool: Tool, worker: Worker) -> str:
     return str(groups[0]["ranks"][0]["state"])
 
 
-def wait_for(tool: Tool, worker: Worker, wanted: str) -> None:
-    """Wait until the worker is in a state."""
-    until = time.monotonic() + 60
-    while state(tool, worker) != wanted:
-        assert time.monotonic() < until, f"never {wanted}"
-        time.sleep(0.05)
-
-
 def test_cycles_with_the_same_answers(
     start: Callable[..., subprocess.Popen[str]], tool: Tool, worker: Worker, server: Server
 ) -> None:
     """Twice; the server is asked before and after each."""
-    script = start("--cycles", 2, "--hold", 0.2, "--url", server.url, worker.pid)
+    script = start("--cycles", 2, "--hold", 0.1, "--url", server.url, worker.pid)
     said = script.communicate(timeout=100)[1]
     assert script.returncode == 0 and said.count("the same answer") == 2, said
     assert state(tool, worker) == "running"
@@ -135,12 +133,16 @@ def test_another_answer_is_a_failure(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_b09_a_script_that_is_killed_leaves_the_server_running(
-    start: Callable[..., subprocess.Popen[str]], tool: Tool, worker: Worker, number: signal.Signals
+    start: Callable[..., subprocess.Popen[str]], tool: Tool, worker: Worker, tmp_path: Path, number: signal.Signals
 ) -> None:
     """While the server is suspended; the exit status is the signal's."""
-    script = start("--hold", 600, worker.pid)
-    wait_for(tool, worker, "suspended")
-    time.sleep(0.5)
+    suspended = tmp_path / "suspended"
+    script = start("--hold", 600, worker.pid, after_suspend=f"touch {suspended}")
+    until = time.monotonic() + 60
+    while not suspended.exists():
+        assert script.poll() is None and time.monotonic() < until
+        time.sleep(0.02)
+    assert state(tool, worker) == "suspended"
     script.send_signal(number)
     said = script.communicate(timeout=100)[1]
     assert script.returncode == 128 + number, said
@@ -167,13 +169,9 @@ def test_a_server_that_has_died_is_told_once(
     """Each line once; nothing is left to be brought back."""
     if when == "before":
         worker.kill()
-    script = start("--hold", 3, worker.pid)
-    if when == "suspended":
-        until = time.monotonic() + 60
-        while not any(record["stage"] == "suspended" for record in records(tool)):
-            assert script.poll() is None and time.monotonic() < until
-            time.sleep(0.02)
-        worker.kill()
+    threading.Thread(target=worker.process.wait, daemon=True).start()  # nothing is left of it once it is collected
+    kill = f"kill -9 {worker.pid}; while [ -e /proc/{worker.pid} ]; do sleep 0.01; done"
+    script = start("--hold", 0.1, worker.pid, after_suspend=kill)
     said = script.communicate(timeout=100)[1].splitlines()
     assert script.returncode == (3 if when == "before" else 5), said
     assert len(said) == len(set(said)) and str(worker.pid) in said[-1] and "NOT running" not in said[-1], said
@@ -183,7 +181,7 @@ def test_a_server_that_has_died_is_told_once(
 def test_bad_words_change_nothing(start: Callable[..., subprocess.Popen[str]], words: list[str]) -> None:
     """Exit status 2 and the usage."""
     script = start(*words)
-    said = script.communicate(timeout=20)[1]
+    said = script.communicate(timeout=60)[1]
     assert script.returncode == 2 and "usage:" in said, said
 
 
@@ -192,6 +190,6 @@ def test_what_the_way_back_needs_too_is_refused(
 ) -> None:
     """Behind the dashes it would reach the suspend alone."""
     script = start(worker.pid, "--", "--state-dir", "/tmp/other")
-    said = script.communicate(timeout=20)[1]
+    said = script.communicate(timeout=60)[1]
     assert script.returncode == 2 and "NVSNAP_GPU_SUSPEND_STATE_DIR" in said, said
     assert state(tool, worker) == "running"

@@ -15,7 +15,7 @@ from tests.preload.inside import build_inside
 SHIM_VARIABLES = (
     "LD_PRELOAD", "LD_BIND_NOW", "GPUSHARE_LOG", "GPUSHARE_MULTICAST", "GPUSHARE_FABRIC", "NVSNAP_GPUSHARE_FABRIC"
 )
-LIMIT_S = 30
+LIMIT_S = 100
 """A recursion without end or a lost wake-up is a failure, not a hang."""
 
 Runner = Callable[..., "subprocess.CompletedProcess[bytes]"]

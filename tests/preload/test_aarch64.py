@@ -35,7 +35,7 @@ def _run(program: Path, preload: list[Path]) -> dict[str, str]:
     command = [EMULATOR, "-L", SYSTEM, "-E", f"LD_PRELOAD={':'.join(map(str, preload))}"]
     libraries = f"{program.parent / 'stub'}:{program.parent}"
     result = subprocess.run(
-        [*command, "-E", f"LD_LIBRARY_PATH={libraries}", str(program)], check=True, capture_output=True, timeout=60
+        [*command, "-E", f"LD_LIBRARY_PATH={libraries}", str(program)], check=True, capture_output=True, timeout=100
     )
     return dict(line.split(" ", 1) for line in result.stdout.decode().splitlines())
 
@@ -56,7 +56,7 @@ def test_lookups_on_aarch64(library: Path, tmp_path: Path, monkeypatch: pytest.M
         stub.compile_c(tmp_path / f"libchain-{name}.so", test_dlsym.CHAIN.replace("NAME", name), "-shared", "-fPIC")
         for name in "ABC"
     ]
-    main = "int main(void) { alarm(10); chain(); return 0; }"
+    main = "int main(void) { alarm(60); chain(); return 0; }"
     chain = stub.compile_c(tmp_path / "chain", main, f"-L{tmp_path}", "-l:libchain-A.so")
     for place in range(4):
         found = _run(chain, [*links[:place], library, *links[place:]])

@@ -45,7 +45,7 @@ static void look(unsigned long from, unsigned long to) {
     }
 }
 int main(int argc, char **argv) {
-    alarm(20);
+    alarm(60);
 #ifdef SHARED
     void *runtime = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL);
     if (!runtime) return puts(dlerror()), 2;

@@ -30,7 +30,7 @@ static const char *where(void *f) {
 
 LOOKUPS = PRELUDE + r"""
 int main(int argc, char **argv) {
-    alarm(10);
+    alarm(60);
     printf("before %s\n", where(dlsym(RTLD_DEFAULT, "cuMemAlloc_v2")));
     void *handle = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     printf("handle %s\n", where(dlsym(handle, "cuMemAlloc_v2")));
@@ -81,7 +81,7 @@ extern int cuInit(unsigned); extern int cuMemAlloc_v2(unsigned long long *, unsi
 extern int cuMemcpyHtoD_v2(unsigned long long, const void *, unsigned long);
 extern int stub_calls(const char *); extern const char *stub_caller(const char *);
 int main(void) {
-    alarm(10);
+    alarm(60);
     unsigned long long p = 0;
     printf("init %d\n", cuInit(0));
     printf("copy %d\n", cuMemcpyHtoD_v2(p, &p, 8));
@@ -109,7 +109,7 @@ def test_direct_link(run: Run, built: Build, stub_driver: Path, shim_path: Path,
 WITHOUT_DRIVER = PRELUDE + r"""
 extern int cuInit(unsigned) __attribute__((weak)); extern int cuMemcpyHtoD_v2() __attribute__((weak));
 int main(void) {
-    alarm(10);
+    alarm(60);
     printf("init %d\n", cuInit ? cuInit(0) : -1);
     printf("copy %d\n", cuMemcpyHtoD_v2 ? cuMemcpyHtoD_v2(0L, 0L, 0L) : -1);
     return 0;
@@ -151,7 +151,7 @@ def test_another_interposer(run: Run, built: Build, stub_driver: Path, shim_path
 LATE = PRELUDE + r"""
 /* Opened late, looked up from a library that was opened late, with other dlsym overrides around. */
 int main(int argc, char **argv) {
-    alarm(10);
+    alarm(60);
     void *plugin = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL);
     void *(*look)(void *, const char *) = dlsym(plugin, "dlsym_of_second");
     void *handle = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -208,7 +208,7 @@ void chain(void) {
 def test_rtld_next_of_others_keeps_its_caller(run: Run, built: Build, shim_path: Path) -> None:
     """Pitfall 24's other side, (3) of cuda-facts 3.8: looked up on the shim's behalf, each would find itself."""
     links = [built(f"libchain-{name}.so", CHAIN.replace("NAME", name), "-shared", "-fPIC") for name in "ABC"]
-    main = "int main(void) { alarm(10); chain(); return 0; }"
+    main = "int main(void) { alarm(60); chain(); return 0; }"
     program = built("chain", main, f"-L{links[0].parent}", "-l:libchain-A.so")
     for place in range(4):
         preload = [*links[:place], shim_path, *links[place:]]

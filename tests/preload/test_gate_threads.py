@@ -28,7 +28,7 @@ static const char *names[] = {"cuLaunchKernel", "cuMemcpyHtoD_v2"};
 static int fork_wanted, child_status = -1, signals, passed[2];
 
 #define INSIDE(result, name, ...) ((result(*)(__VA_ARGS__))dlsym(RTLD_DEFAULT, "inside_" #name))
-#define WAIT(condition) for (int i = 0; i < 5000 && !(condition); i++) usleep(1000); if (!(condition)) return __LINE__
+#define WAIT(condition) for (int i = 0; i < 60000 && !(condition); i++) usleep(1000); if (!(condition)) return __LINE__
 
 static unsigned waiting(int cls) { return INSIDE(unsigned, waiting, int)(cls); }
 static unsigned in_flight(void) {
@@ -73,7 +73,7 @@ int main(int count, char **words) {
     int failed;
     memset(&action, 0, sizeof action);
     action.sa_handler = on_signal;
-    alarm(25);
+    alarm(90);
     if (count != 2 || cuInit(0) || sigaction(SIGUSR1, &action, NULL)) return 2;
     if ((failed = begin(threads))) return failed;
     fork_wanted = !strcmp(words[1], "fork");

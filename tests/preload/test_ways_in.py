@@ -27,7 +27,7 @@ def started(words: list[str], preload: str, python: str = MAPPED) -> str:
     """Return what a Python prints that the tool starts while LD_PRELOAD has a value."""
     command = [sys.executable, "-m", "gpususpend", "run", *words, "--", sys.executable, "-c", python]
     done = subprocess.run(command, cwd=ROOT, env=os.environ | {"LD_PRELOAD": preload}, capture_output=True, text=True,
-                          timeout=60)
+                          timeout=100)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -46,7 +46,7 @@ def test_fr39_env_prints_the_same(beside: Path) -> None:
     """FR-39: a script that evaluates `env` has what `run` sets."""
     command = f'eval "$({sys.executable} -m gpususpend env)"; printf %s "$LD_PRELOAD"'
     done = subprocess.run(["sh", "-uc", command], cwd=ROOT, env=os.environ | {"LD_PRELOAD": str(beside)},
-                          capture_output=True, text=True, timeout=60)
+                          capture_output=True, text=True, timeout=100)
     assert done.stdout == f"{launch.SHIM}:{beside}", done
 
 
@@ -83,7 +83,7 @@ def test_fr40_etc_ld_so_preload(machine: object, shim_path: Path, tmp_path: Path
     command = ["unshare", "--mount", "sh", "-c", inside, "sh", str(tmp_path), str(listed), sys.executable, "-c",
                PROGRAM]
     environment = machine.environ() | {"LD_LIBRARY_PATH": str(SIMCUDA.parent)}  # type: ignore[attr-defined]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, cwd=ROOT)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, cwd=ROOT)
     if done.returncode == 77:
         pytest.skip(f"/etc cannot be replaced in a mount namespace: {done.stderr}")
     assert (done.stdout, done.stderr, done.returncode) == ("shell\n50 1 True True\n", "", 0)

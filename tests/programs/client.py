@@ -126,10 +126,14 @@ class Worker:
         """Hand a copy of this worker's descriptor to another worker; return its number there."""
         fd = self.give_fd(number)
         try:
-            other.send("take", fd=fd)
-            return int(other.receive("take")[0].value)
+            return other.take_fd(fd)
         finally:
             os.close(fd)
+
+    def take_fd(self, fd: int) -> int:
+        """Give the worker a copy of this process's descriptor; return its number there."""
+        self.send("take", fd=fd)
+        return int(self.receive("take")[0].value)
 
     def nvidia_fds(self) -> list[str]:
         """Return the worker's descriptors that belong to the driver, without asking the worker."""
@@ -147,10 +151,13 @@ class Worker:
         return self.process.poll() is None
 
     def halt(self) -> None:
-        """Stop the process by a signal, as a shell does; returns once no thread of it runs."""
+        """Stop the process by a signal, as a shell does; returns once no thread of it runs.
+
+        A thread that is held by a tracer already stays so.
+        """
         os.kill(self.pid, signal.SIGSTOP)
         until = time.monotonic() + DEADLINE_S
-        while any(state != "T" for state in self._thread_states()):
+        while any(state not in "Tt" for state in self._thread_states()):
             assert time.monotonic() < until, f"worker {self.pid} does not stop"
             time.sleep(0.002)
 
@@ -159,15 +166,18 @@ class Worker:
         os.kill(self.pid, signal.SIGCONT)
 
     def _thread_states(self) -> list[str]:
-        stats = [path.read_text() for path in Path(f"/proc/{self.pid}/task").glob("*/stat")]
-        return [text.rpartition(")")[2].split()[0] for text in stats]
+        found = []
+        for path in Path(f"/proc/{self.pid}/task").glob("*/stat"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread may end
+                found.append(path.read_text().rpartition(")")[2].split()[0])
+        return found
 
     def kill(self) -> None:
         """Kill the process, unless it has ended, and close the socket."""
         if self.alive():
             self.process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(10)
+            self.process.wait(60)
         self._link.close()
 
     def __enter__(self) -> Worker:

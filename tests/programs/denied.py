@@ -11,7 +11,16 @@ import platform
 import struct
 import sys
 
-_NUMBERS = {"ptrace": {"x86_64": 101, "aarch64": 117}, "pidfd_getfd": {"x86_64": 438, "aarch64": 438}}
+_NUMBERS = {
+    "flock": {"x86_64": 73, "aarch64": 32},
+    "memfd_create": {"x86_64": 319, "aarch64": 279},
+    "pidfd_getfd": {"x86_64": 438, "aarch64": 438},
+    "pidfd_open": {"x86_64": 434, "aarch64": 434},
+    "pidfd_send_signal": {"x86_64": 424, "aarch64": 424},
+    "poll": {"x86_64": 7, "aarch64": 73},  # of aarch64, ppoll
+    "prlimit64": {"x86_64": 302, "aarch64": 261},
+    "ptrace": {"x86_64": 101, "aarch64": 117},
+}
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _FILTER = 38, 22, 2
 _LOAD, _JUMP_EQUAL, _RETURN = 0x20, 0x15, 0x06
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000

@@ -10,6 +10,7 @@ import errno
 import mmap
 import os
 import random
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from tests.programs import calls, content
 Launch = Callable[..., calls.Result]
 BLOCK_WORDS = 4096
 NOT_INITIALIZED = 3
+RELAY_S = 60.0
 MAP_FIXED_NOREPLACE = 0x100000
 MAP_FAILED = ctypes.c_void_p(-1).value
 
@@ -215,6 +217,42 @@ def lockstep(launch: Launch, mine: int, theirs: int, start: int = 0) -> Iterator
         yield
 
 
+def all_reduce(launch: Launch, rank: int, own: int, theirs: int, mine_flag: int, their_flag: int,
+               words: int = BLOCK_WORDS) -> Iterator[None]:
+    """Add up what both ranks have written this round, through memory of each other; every sum is compared.
+
+    Kernels wait for the peer's twice a round: until it has written, and until it has read. Both ranks have to run this.
+    """
+    stream, sums = calls.need(calls.stream_create(), "stream"), _memory(words * 4)
+    turn = 0
+    while True:
+        turn += 1
+        written, read = 2 * turn - 1, 2 * turn
+        for name, arguments in (
+            ("gs_fill", [own, words, turn * (rank + 1)]),
+            ("gs_fill", [their_flag, 1, written]), ("gs_wait_flag", [mine_flag, written]),
+            ("gs_allreduce_step", [sums, own, theirs, words]),
+            ("gs_fill", [their_flag, 1, read]), ("gs_wait_flag", [mine_flag, read]),
+        ):  # fmt: skip
+            calls.need(launch(name, arguments, stream=stream), "launch")
+        calls.need(calls.stream_sync(stream), "sync")
+        _same(content.read(sums, words), np.full(words, 3 * turn, np.uint32), f"all-reduce {turn}")
+        yield
+
+
+def values(launch: Launch, mine: int, theirs: int, turns: int, start: int = 0) -> Iterator[None]:
+    """Meet a peer each round without a kernel: the streams write and wait for values."""
+    del launch
+    stream = calls.need(calls.stream_create(), "stream")
+    for turn in range(start + 1, start + turns + 1):
+        calls.need(calls.stream_write_value(stream, theirs, turn), "write")
+        calls.need(calls.stream_wait_value(stream, mine, turn), "wait")
+        if turn % 3 == 0:
+            calls.need(calls.stream_sync(stream), "sync")
+        yield
+    calls.need(calls.stream_sync(stream), "sync")
+
+
 def steps(launch: Launch, mine: int, theirs: list[int], rank: int, seed: int, first: int, turns: int) -> Iterator[None]:
     """Work in step with other ranks for some turns: kernels of its own, then flags from each rank to every other.
 
@@ -242,6 +280,63 @@ def steps(launch: Launch, mine: int, theirs: list[int], rank: int, seed: int, fi
     finally:
         calls.need(calls.stream_sync(stream), "sync")
         calls.need(calls.stream_destroy(stream), "destroy the stream")
+
+
+def relayed(turn: int, rank: int) -> content.Words:
+    """Return what a block of `relay` holds, which was zero, once this rank's work of this turn is done."""
+    word = 0
+    for step in range(2 * turn + rank + 1):
+        word = (2 * word if step % 2 else word + 1) & 0xFFFFFFFF
+    return np.full(BLOCK_WORDS, word, np.uint32)
+
+
+def relay(launch: Launch, link: int, mine: int, theirs: int, block: int, flags: list[int], rank: int, seed: int,
+          first: int, turns: int, entangled: bool) -> Iterator[None]:
+    """Work on a block in turn with another process, handing it on by events: rank 0 begins and adds, rank 1 doubles.
+
+    Who has recorded its event `mine` writes a byte to the socket `link`; who reads it has its stream wait for `theirs`.
+    If `entangled`, some of the work waits, before the record, for a kernel that the peer launches only once its stream
+    waits for that record.  `flags` are the own word for this and the peer's; both ranks are given the same `seed`, and
+    a `first` that is above all turns before.
+    """
+    own = random.Random(f"{seed}.{rank}")
+    stream, side = calls.need(calls.stream_create(), "stream"), calls.need(calls.stream_create(), "stream")
+    ones = _memory()
+    content.write(ones, np.ones(BLOCK_WORDS, np.uint32))
+
+    def needs(who: int, turn: int) -> bool:
+        return entangled and random.Random(f"{seed}.{who}.{turn}").random() < 0.6
+
+    def receive(turn: int) -> None:
+        if not peer.recv(1):
+            raise AssertionError("the peer is gone")
+        calls.need(calls.stream_wait_event(stream, theirs), "wait for the peer's event")
+        if needs(1 - rank, turn):
+            time.sleep(own.uniform(0, 0.003))
+            calls.need(launch("gs_fill", [flags[1], 1, first + turn], stream=side), "launch")
+
+    with socket.socket(fileno=os.dup(link)) as peer:
+        peer.settimeout(RELAY_S)
+        for turn in range(turns):
+            if rank == 1 or turn > 0:
+                receive(turn - 1 + rank)
+            calls.need(launch("gs_add", [block, block if rank else ones, BLOCK_WORDS], stream=stream), "launch")
+            if needs(rank, turn):
+                calls.need(launch("gs_wait_flag", [flags[0], first + turn], stream=stream), "launch")
+            elif own.random() < 0.3:
+                calls.need(calls.stream_sync(stream), "sync")
+                _same(content.read(block, BLOCK_WORDS), relayed(turn, rank), f"relay, turn {turn}")
+            calls.need(calls.event_record(mine, stream), "record the own event")
+            peer.send(b".")
+            yield
+        if rank == 0:
+            receive(turns - 1)
+            calls.need(calls.stream_sync(stream), "sync")
+            _same(content.read(block, BLOCK_WORDS), relayed(turns - 1, 1), "relay, at its end")
+        for one in (side, stream):
+            calls.need(calls.stream_sync(one), "sync")
+            calls.need(calls.stream_destroy(one), "destroy the stream")
+    calls.need(calls.free(ones), "free")
 
 
 def host_memory(launch: Launch, address: int, size: int) -> Iterator[None]:
@@ -336,6 +431,6 @@ def forks(launch: Launch) -> Iterator[None]:
 
 KINDS: dict[str, Callable[..., Iterator[None]]] = {
     one.__name__: one
-    for one in (imports, launches, graphs, captures, copies, allocations, fed_kernels, lockstep, steps, host_memory,
-                mapper, reserver, host_functions, forks)
+    for one in (imports, launches, graphs, captures, copies, allocations, fed_kernels, lockstep, all_reduce, values,
+                steps, relay, host_memory, mapper, reserver, host_functions, forks)
 }

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import tempfile
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -89,7 +90,7 @@ class Setting:
         return env | self.extra
 
     def inject(self, text: str, pid: int | None = None) -> None:
-        """Make calls of the simulated driver fail: lines `FUNC NTH CODE|hang|delay MS|kill`, for one pid or for all."""
+        """Make simulated driver calls fail: lines `FUNC NTH CODE|hang|hold|delay MS|kill`, for one pid or for all."""
         assert self.state is not None, "failures are injected into the simulated driver only"
         for rule in filter(None, re.split("[\n;]", text)):
             assert is_simulated(rule.split()[0]), f"the simulated driver has no {rule.split()[0]} that could fail"
@@ -100,6 +101,14 @@ class Setting:
         fresh = target.with_name(f".{target.name}.new")
         fresh.write_text(text if text.endswith("\n") or not text else text + "\n")
         fresh.rename(target)
+
+    def wait_until_held(self, timeout_s: float = 60) -> None:
+        """Wait until a rule holds a call of the simulated driver; it goes on when the rule is replaced."""
+        assert self.state is not None
+        until = time.monotonic() + timeout_s
+        while not any(self.state.glob("held-*")):
+            assert time.monotonic() < until, f"no call is held in {timeout_s} s"
+            time.sleep(0.005)
 
 
 def _joined(*parts: str) -> str:

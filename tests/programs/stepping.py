@@ -10,6 +10,13 @@ from pathlib import Path
 from tests.programs.setting import ROOT, Setting
 
 
+def note(folder: Path, rank: int, step: int) -> None:
+    """Write down, in a rank, the step that it has done, in a file that appears whole."""
+    fresh = folder / f".rank{rank}"
+    fresh.write_text(str(step))
+    fresh.rename(folder / f"rank{rank}")
+
+
 class Stepping:
     """`count` ranks of one program; a rank that finds a wrong result ends, and every wait notices that."""
 

@@ -1,9 +1,10 @@
 /* A process of many threads that can be watched from outside: each counts in a slot of a shared file.
  *
- *     threads FILE THREADS [leaderless] [vfork SECONDS] [spawn] [undumpable]
+ *     threads FILE THREADS [leaderless] [vfork] [spawn] [undumpable]
  *
  * Slot 0 counts signals (SIGRTMIN, queued) that arrived; slot 1 is the thread named nvsnap-gpushare, slot 2 the one
- * named simcuda-gpu, slot 3 threads made by `spawn`, slot 4 becomes 1 when everything runs; the rest are plain threads.
+ * named simcuda-gpu, slot 3 threads made by `spawn`, slot 4 becomes 1 when everything runs; the child of `vfork` runs
+ * until somebody else writes into slot 5, and its parent has slot 6; the rest are plain threads.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -17,7 +18,7 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
-enum { SIGNALS, CONTROL, GPU, SPAWNED, READY, PLAIN };
+enum { SIGNALS, CONTROL, GPU, SPAWNED, READY, RELEASED, PLAIN };
 static volatile uint64_t *slots;
 
 static void on_signal(int number)
@@ -63,15 +64,24 @@ static void *spawn(void *argument)
     return NULL;
 }
 
-static void *block_in_vfork(void *seconds)
+static void *block_in_vfork(void *argument)
 {
+    (void)argument;
     /* The parent thread stays in the kernel, uninterruptible but for SIGKILL, until the child ends. */
-    unsigned length = (unsigned)atoi(seconds);
     if (vfork() == 0) {
-        sleep(length);
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        slots[PLAIN] = 1;
+        while (!slots[RELEASED])
+            usleep(1000);
         _exit(0);
     }
     return count((void *)(size_t)PLAIN);
+}
+
+static void wait_for(size_t slot)
+{
+    while (!slots[slot])
+        usleep(1000);
 }
 
 int main(int argc, char **argv)
@@ -86,13 +96,13 @@ int main(int argc, char **argv)
     for (size_t slot = CONTROL; slot <= GPU; slot++)
         if (pthread_create(&thread, NULL, count, (void *)slot))
             return 1;
-    int leaderless = 0;
+    int leaderless = 0, spawning = 0, blocked = 0;
     for (int i = 3; i < argc; i++) {
         if (!strcmp(argv[i], "leaderless"))
             leaderless = 1;
-        if (!strcmp(argv[i], "spawn") && pthread_create(&thread, NULL, spawn, NULL))
+        if (!strcmp(argv[i], "spawn") && (spawning = 1) && pthread_create(&thread, NULL, spawn, NULL))
             return 1;
-        if (!strcmp(argv[i], "vfork") && pthread_create(&thread, NULL, block_in_vfork, argv[++i]))
+        if (!strcmp(argv[i], "vfork") && (blocked = 1) && pthread_create(&thread, NULL, block_in_vfork, NULL))
             return 1;
         if (!strcmp(argv[i], "undumpable"))
             prctl(PR_SET_DUMPABLE, 0);
@@ -100,7 +110,9 @@ int main(int argc, char **argv)
     for (int i = 0; i < threads; i++)
         if (pthread_create(&thread, NULL, count, (void *)(size_t)(PLAIN + 1 + i)))
             return 1;
-    usleep(50000);
+    for (int slot = CONTROL; slot <= PLAIN + threads; slot++)
+        if (slot <= GPU || slot > PLAIN || (slot == SPAWNED && spawning) || (slot == PLAIN && blocked))
+            wait_for((size_t)slot);
     slots[READY] = 1;
     if (leaderless)
         pthread_exit(NULL);

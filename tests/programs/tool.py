@@ -59,9 +59,13 @@ class Tool:
         return self.setting.environ() | {"NVSNAP_GPU_SUSPEND_STATE_DIR": self.state_dir}
 
     def run(self, *arguments: str | int, json_out: bool = True, deadline_s: float | None = None,
-            env: dict[str, str] | None = None) -> Answer:
-        """Run one command and wait for it; past the deadline it is interrupted, then killed, and the test fails."""
-        command = [sys.executable, "-m", "gpususpend", *map(str, arguments)]
+            env: dict[str, str] | None = None, prefix: tuple[str, ...] = (), without: str = "") -> Answer:
+        """Run one command and wait for it; past the deadline it is interrupted, then killed, and the test fails.
+
+        `prefix` is what runs it: a program of the system with its options; `without` is a system call that is denied.
+        """
+        module = ["tests.programs.denied", without] if without else ["gpususpend"]
+        command = [*prefix, sys.executable, "-m", *module, *map(str, arguments)]
         if json_out:
             command.append("--json")
         process = subprocess.Popen(

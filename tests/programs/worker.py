@@ -24,7 +24,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from tests.programs import calls, content, loops
+from tests.programs import calls, content, denied, loops
 from tests.programs.calls import Result, need
 
 Tables = dict[str, dict[int, Any]]
@@ -128,6 +128,20 @@ class Worker:
     def dup_fd(self, fd: int) -> int:
         """Duplicate a descriptor."""
         return os.dup(fd)
+
+    def exec_program(self, code: str) -> None:
+        """Become another program, a Python one; nobody gets an answer to this."""
+        os.execv(sys.executable, [sys.executable, "-c", code])
+
+    def deny(self, call: str) -> None:
+        """Have a system call answered with EPERM, in threads that are started from now on and in this one."""
+        denied.deny(call)
+
+    def hold_gil(self, told: int, fd: int) -> None:
+        """Say on `told` that the interpreter runs nothing from now on, until a byte comes out of `fd`."""
+        libc, byte = ctypes.PyDLL(None), ctypes.create_string_buffer(1)
+        libc.write(told, byte, 1)
+        libc.read(fd, byte, 1)
 
     def use_up_fds(self) -> list[int]:
         """Open descriptors until the process may have no more; return them."""
@@ -241,8 +255,8 @@ class Worker:
 
     # Graphs
 
-    def record_graph(self, stream: int, steps: list[list[Any]]) -> int:
-        """Record steps, each [command, arguments...] in the stream, as an executable graph."""
+    def record_graph(self, stream: int, steps: list[list[Any]], child: bool = False) -> int:
+        """Record steps, each [command, arguments...] in the stream, as an executable graph; `child`: inside another."""
         need(calls.capture_begin(stream, 1), "capture")
         for name, *arguments in steps:
             if name == "kernel":
@@ -250,17 +264,32 @@ class Worker:
             else:
                 need(calls.COMMANDS[name](*arguments, stream), name)
         graph = need(calls.capture_end(stream), "capture")
+        if child:
+            graph = need(calls.graph_of(graph), "child graph")
         return int(need(calls.graph_instantiate(graph), "instantiate"))
 
-    def record_for(self, stream: int, mode: int, seconds: float) -> None:
-        """Record an empty graph for a while."""
+    def record_until(self, stream: int, mode: int, fd: int) -> None:
+        """Record an empty graph until a byte comes out of a descriptor."""
         need(calls.capture_begin(stream, mode), "capture")
-        time.sleep(seconds)
+        os.read(fd, 1)
         need(calls.capture_end(stream), "capture")
 
-    def hold_tables(self, seconds: float) -> None:
-        """Hold the lock of the shim's tables; with a shim that has a way in (tests.preload.inside)."""
-        ctypes.CDLL(os.environ["LD_PRELOAD"]).inside_change(int(seconds * 1e6))
+    def hold_tables(self, told: int, fd: int) -> None:
+        """Hold the lock of the shim's tables, and say so on `told`, until a byte comes out of `fd`.
+
+        With a shim that has a way in (tests.preload.inside).
+        """
+        inside = ctypes.CDLL(os.environ["LD_PRELOAD"])
+        inside.inside_lock(1)
+        os.write(told, b".")
+        os.read(fd, 1)
+        inside.inside_unlock(1)
+
+    def foreign(self, library: str, name: str, *arguments: int) -> int:
+        """Call a function of a library (tests.programs.foreign), which takes and returns numbers of 64 bits."""
+        function = ctypes.CDLL(library)[name]
+        function.restype = ctypes.c_uint64
+        return int(function(*map(ctypes.c_uint64, arguments)))
 
     # Loops and jobs
 
@@ -309,6 +338,18 @@ class Worker:
             while True:
                 time.sleep(60)
         return child
+
+    def fork_often(self, gap_s: float) -> None:
+        """Start one program after the other from now on; each child takes `gap_s` from its fork to its exec."""
+        def run() -> None:
+            while True:
+                child = os.fork()
+                if child == 0:
+                    time.sleep(gap_s)
+                    os.execv("/bin/true", ["true"])
+                os.waitpid(child, 0)
+
+        threading.Thread(target=run, name="forks", daemon=True).start()
 
     def fork_with_cuda(self, ordinal: int = 0) -> int:
         """Fork a child that starts CUDA, owns one allocation and ends with this process; return its pid."""

@@ -2,44 +2,40 @@
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from chunkstore import Store
+from gpususpend import arena, errors, processes
 from tests.programs.client import Worker
 from tests.programs.setting import ROOT, Setting
 from tests.programs.tool import Answer, Tool
+from tests.sim.places import CHUNK, Places
 
 MIB = 1 << 20
 Start = Callable[..., Worker]
 
 
-_CLONE_NEWNET = 0x40000000
-
-
 @pytest.fixture
-def own_network() -> Iterator[None]:
-    """A network namespace of the test's own, so that `--all` finds the shims of this test and of no other."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can make a network namespace")
-    libc = ctypes.CDLL(None, use_errno=True)
-    before = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+def private_huge_pages() -> None:
+    """A machine on which a private tmpfs gives huge pages."""
     try:
-        if libc.unshare(_CLONE_NEWNET) != 0:
-            pytest.skip(f"no network namespace to be had: {os.strerror(ctypes.get_errno())}")
-        yield
-    finally:
-        libc.setns(before, _CLONE_NEWNET)
-        os.close(before)
+        os.close(arena.prepare(MIB, [arena.Kind.TMPFS]).fd)
+    except errors.NotEnoughMemory:
+        pytest.skip("this machine gives no huge pages (private tmpfs)")
 
 
 @dataclass
@@ -77,6 +73,24 @@ def pair(start_worker: Start) -> Pair:
     return one
 
 
+def endless_kernel(worker: Worker) -> int:
+    """Start a kernel that ends when the word at the returned address becomes 1."""
+    flag = int(worker.alloc_host(4096, 2))
+    worker.host_write(flag, 0)
+    worker.kernel("gs_wait_flag", [flag, 1], worker.stream_create())
+    return flag
+
+
+@pytest.fixture
+def places(tool: Tool) -> Iterator[Places]:
+    """A store of small chunks, so that an allocation has several; in memory, since it syncs a lot."""
+    parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    root = Path(tempfile.mkdtemp(prefix="gpushare-test-store-", dir=parent))
+    Store.create(root / "store", chunk_size_bytes=CHUNK)
+    yield Places(tool, root)
+    shutil.rmtree(root, ignore_errors=True)
+
+
 class Background:
     """A command that runs while the test looks on."""
 
@@ -98,6 +112,12 @@ class Background:
             assert self.process.poll() is None, self.end()
             time.sleep(0.01)
         raise AssertionError(f"no step {step} in {timeout_s} s: {records(self.tool)}")
+
+    def wait_for_line(self, word: str) -> None:
+        """Wait until the command has told something on stderr; what came until then is not in the answer."""
+        assert self.process.stderr is not None
+        while word not in (line := self.process.stderr.readline()):
+            assert line, "the command has ended"
 
     def end(self, timeout_s: float = 90) -> Answer:
         """Wait for the command's end."""
@@ -134,6 +154,43 @@ def background(tool: Tool) -> Iterator[Callable[..., Background]]:
     for one in started:
         if one.process.poll() is None:
             one.kill()
+
+
+def end_process(pid: int, number: int = signal.SIGKILL) -> None:
+    """Send a signal that ends a process, and wait until it has ended; whoever started it need not have collected it."""
+    os.kill(pid, number)
+    until = time.monotonic() + 60
+    with contextlib.suppress(errors.NoSuchProcess):
+        while processes.read_process(pid):
+            assert time.monotonic() < until, f"pid {pid} does not end"
+            time.sleep(0.005)
+
+
+def drop_cgroup(folder: Path) -> None:
+    """Remove a cgroup; one that has just been left, or whose last process has just ended, may count as in use."""
+    until = time.monotonic() + 60
+    while folder.exists():
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+        assert time.monotonic() < until, f"{folder} stays in use"
+        time.sleep(0.01)
+
+
+def more(worker: Worker, loop: int, rounds: int = 3) -> None:
+    """Wait until a loop has done some rounds more."""
+    goal, until = worker.loop_state(loop)["count"] + rounds, time.monotonic() + 60
+    while (state := worker.loop_state(loop))["count"] < goal:
+        assert time.monotonic() < until and state["alive"] and not state["errors"], state
+        time.sleep(0.02)
+
+
+def standing(worker: Worker, loops: Sequence[int]) -> list[int]:
+    """Check that loops stand still at a gate, each once it has ended the round that it is in; return their rounds."""
+    before = [worker.loop_state(loop)["count"] for loop in loops]
+    time.sleep(0.3)
+    now = [worker.loop_state(loop)["count"] for loop in loops]
+    assert all(count <= was + 1 for count, was in zip(now, before, strict=True)), (before, now)
+    return now
 
 
 def running(tool: Tool) -> None:

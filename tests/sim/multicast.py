@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.programs.client import Worker
-from tests.sim.conftest import MIB
+from tests.programs.tool import Tool
+from tests.sim.conftest import MIB, running
 
 SIZE = 4 * MIB
 NEW = {"SIMCUDA_DRIVER_VERSION": "610.5"}
@@ -105,3 +106,10 @@ def bound_team(start: Callable[[int], Worker], count: int, form: str = "mem", ma
         for seat in team.seats:
             step(seat, form) if step is Seat.bind else step(seat)
     return team
+
+
+def cycle(tool: Tool, team: Team) -> None:
+    """Suspend and resume all ranks."""
+    tool.suspend(*team.pids).expect(0)
+    tool.resume(*team.pids).expect(0)
+    running(tool)

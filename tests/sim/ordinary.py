@@ -16,7 +16,8 @@ UID = 54321
 PACKAGES = os.pathsep.join([str(ROOT), *(path for path in sys.path if path.endswith("site-packages"))])
 
 
-def _command(*words: str) -> list[str]:
+def command_of(*words: str) -> list[str]:
+    """Return the words that run a command as an ordinary user."""
     return ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", *words]
 
 
@@ -30,7 +31,7 @@ def interpreter() -> str | None:
     for candidate in (sys.executable, "/usr/bin/python3"):
         try:
             environment = {"PATH": os.environ["PATH"], "PYTHONPATH": PACKAGES}
-            subprocess.run(_command(candidate, "-c", code), env=environment, check=True,
+            subprocess.run(command_of(candidate, "-c", code), env=environment, check=True,
                            capture_output=True, cwd="/")
         except (OSError, subprocess.CalledProcessError):
             continue
@@ -50,7 +51,7 @@ def python() -> str:
 
 def run(tool: Tool, *words: str | int, env: dict[str, str] | None = None) -> Answer:
     """Run the tool with --json as an ordinary user, on its own default state directory unless `env` names another."""
-    command = _command(python(), "-m", "gpususpend", *map(str, words), "--json")
+    command = command_of(python(), "-m", "gpususpend", *map(str, words), "--json")
     environment = tool.environ() | {"PYTHONPATH": PACKAGES} | (env or {})
     done = subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, timeout=120)
     return Answer(command, done.returncode, done.stdout, done.stderr)

@@ -88,7 +88,7 @@ def cut(ranks: Sequence[Rank]) -> int:
 
     try:
         all_of("close-launch")
-        admitted = quiesce.drain_all(ranks, deadline, lambda: None)
+        admitted = quiesce.drain_all(ranks, deadline, lambda pids: None)
         all_of("close-memory", timeout_ms=phases.timeout_ms(deadline))
     finally:
         phases.parallel(ranks, lambda rank: rank.ask("open", Deadline(LIMITS.open_s)))

@@ -8,14 +8,19 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from tests.programs.client import Worker
+from tests.programs.setting import Setting
 
 DEADLINE_S = 60.0
+TIMEOUT_MS = 30_000
+FAILED_MS = 2_000  # where others wait in vain for what one has failed to do
 GRANULE = 2 << 20
 PLACEHOLDER = "gpushare-export"
 
@@ -130,7 +135,7 @@ class Group:
         while not all(reply["drained"] == "1" for reply in self.all("drain")):
             assert time.monotonic() < until, "the group does not drain"
             time.sleep(0.005)
-        self.all("close-memory", timeout_ms=20000)
+        self.all("close-memory", timeout_ms=TIMEOUT_MS)
 
     def release(self) -> list[dict[str, str]]:
         """Release all."""
@@ -140,11 +145,11 @@ class Group:
 
     def seal(self, host: int = 1) -> list[dict[str, str]]:
         """Seal all."""
-        return self.all("seal", host=host, timeout_ms=5000)
+        return self.all("seal", host=host, timeout_ms=TIMEOUT_MS)
 
     def unseal(self) -> list[dict[str, str]]:
         """Unseal all."""
-        return self.all("unseal", timeout_ms=5000)
+        return self.all("unseal", timeout_ms=TIMEOUT_MS)
 
     def suspend(self, host: int = 1) -> None:
         """Take all device memory (and host-class memory) away."""
@@ -178,6 +183,78 @@ class Group:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+HARMLESS = {"cuCtxPopCurrent_v2", "cuCtxPushCurrent_v2", "cuMemAddressFree", "cuStreamDestroy_v2", "cuStreamQuery",
+            "cuMemHostGetDevicePointer_v2"}
+"""Calls whose failure a verb may survive.
+
+They give something back, belong to polls, whose number varies, or ask for a registration, which is then made again.
+"""
+
+
+class Faults:
+    """One verb of a cycle, `verbs` up to it and a process in which its driver calls fail (B20).
+
+    The group's processes write `trace` (SIMCUDA_TRACE), which tells what they call.
+    """
+
+    def __init__(self, group: Group, machine: Setting, trace: Path, victim: Worker, verbs: Sequence[str]) -> None:
+        self.group, self.machine, self.trace, self.victim = group, machine, trace, victim.pid
+        *self.before, self.verb = verbs
+        self.counts: Counter[str] = Counter()
+        self.timeout_ms = TIMEOUT_MS
+
+    def run(self, verb: str) -> None:
+        """Run one step on all."""
+        self.group.all(verb, **({"timeout_ms": self.timeout_ms} if verb in ("seal", "remap", "unseal") else {}))
+
+    def lead(self) -> None:
+        """Take the group to where the verb is due."""
+        self.group.arenas()
+        self.group.quiesce()
+        for verb in self.before:
+            self.run(verb)
+
+    def back(self) -> None:
+        """Do what a rollback, a retry and a resume do."""
+        self.group.resume()
+
+    def count(self) -> None:
+        """Run the verb once without failures, count the driver calls of the victim, and bring the group back."""
+        self.lead()
+        begin = self.trace.stat().st_size
+        self.run(self.verb)
+        with self.trace.open() as lines:
+            lines.seek(begin)
+            words = [line.split() for line in lines]
+        self.counts = Counter(parts[0] for parts in words if len(parts) == 3 and int(parts[2]) == self.victim)
+        self.back()
+
+    def fail_each(self, before: Callable[[int], None], after: Callable[[int], None], harmless: Set[str]) -> None:
+        """Fail each driver call of the verb in turn, and bring the group back; only harmless failures are survived.
+
+        `before` and `after` are called with a number around each turn, while the group runs.
+        """
+        calls = [(name, nth) for name in sorted(self.counts) for nth in range(1, self.counts[name] + 1)]
+        survived = []
+        for number, (name, nth) in enumerate(calls):
+            before(number)
+            self.lead()
+            self.machine.inject(f"{name} {nth} 2", self.victim)
+            self.timeout_ms = FAILED_MS
+            try:
+                self.run(self.verb)
+                survived.append((name, nth))
+            except Refused as refusal:
+                assert refusal.code in ("cuda", "deadline", "gone"), (name, nth, refusal)
+                assert ask(self.victim, "status")["launch"] == "closed"
+            self.timeout_ms = TIMEOUT_MS
+            self.machine.inject("", self.victim)
+            self.back()
+            after(number)
+        print(self.verb, dict(self.counts), "survived", survived)
+        assert not [one for one in survived if one[0] not in harmless]
 
 
 def used_bytes(worker: Worker) -> int:

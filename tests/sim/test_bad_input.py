@@ -19,6 +19,8 @@ from pathlib import Path
 import pytest
 
 from gpususpend import processes
+from gpususpend.deadline import Deadline
+from gpususpend.driver import DriverProcess
 from tests.programs.client import Worker
 from tests.programs.setting import Setting
 from tests.programs.tool import Answer, Tool
@@ -113,20 +115,29 @@ def test_process_of_another_user(tool: Tool) -> None:
                 child.pid)
 
 
+def is_elsewhere(pid: int, kind: str) -> bool:
+    """Whether a process has a namespace other than ours; its name does not tell: a fork has its parent's."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/{kind}") != os.readlink(f"/proc/self/ns/{kind}")
+    except FileNotFoundError:
+        return False
+
+
 @contextlib.contextmanager
 def in_namespace(option: str) -> Iterator[int]:
     """Run a process in a namespace of its own; yields its pid as seen from here."""
     if os.geteuid() != 0:
         pytest.skip("unshare needs root here")
     extra = ["--fork"] if option == "--pid" else []
-    outer = subprocess.Popen(["unshare", option, *extra, sys.executable, "-c", "import time; time.sleep(60)"])
+    outer = subprocess.Popen(["unshare", option, *extra, sys.executable, "-c", "import time; time.sleep(600)"])
     found = 0
     try:
-        until = time.monotonic() + 20
+        until = time.monotonic() + 60
         while not found and time.monotonic() < until:
             for process in processes.all_processes():
-                if outer.pid in (process.pid, process.parent) and process.comm.startswith("python"):
+                if outer.pid in (process.pid, process.parent) and is_elsewhere(process.pid, option.strip("-")):
                     found = process.pid
+        assert found, f"unshare {option} started nothing in a namespace of its own"
         yield found
     finally:
         if found:
@@ -136,10 +147,13 @@ def in_namespace(option: str) -> Iterator[int]:
 
 
 @pytest.mark.parametrize(("option", "word"), [("--pid", "other-pid-namespace"), ("--net", "other-net-namespace")])
-def test_another_namespace(tool: Tool, option: str, word: str) -> None:
-    """With the way in."""
+def test_another_namespace(tool: Tool, own_network: None, option: str, word: str) -> None:
+    """With the way in, whatever the command: one that cannot look at a process cannot say that it runs."""
     with in_namespace(option) as pid:
-        refused(tool.run("suspend", pid), word, pid, "nsenter")
+        for command in ("suspend", "resume", "recover", "status", "stop"):
+            refused(tool.run(command, pid), word, pid, "nsenter")
+        for command in ("suspend", "resume", "recover"):
+            refused(tool.run(command, "--tree", pid), word, pid, "nsenter")
 
 
 def test_nothing_with_cuda(tool: Tool) -> None:
@@ -182,7 +196,7 @@ def test_B01_client_of_another_user_gets_no_reply(start_worker: Start, tool: Too
     code = (
         "import os, socket, sys\n"
         f"s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); s.connect('\\0nvsnap-gpushare.{worker.pid}')\n"
-        "s.settimeout(20)\n"
+        "s.settimeout(60)\n"
         "try:\n    s.send(b'1 hello'); print(s.recv(100))\nexcept OSError as e: print(b'')\n"
     )
     command = ["setpriv", f"--reuid={ordinary.UID}", "--clear-groups", ordinary.python(), "-c", code]
@@ -198,7 +212,7 @@ def test_B01_client_outside_the_pid_namespace_gets_no_reply(machine: Setting, to
         pytest.skip("unshare needs root here")
     code = (
         "from cuda.bindings import driver\nimport os, time\n"
-        "assert int(driver.cuInit(0)[0]) == 0\nprint(os.getpid(), flush=True)\ntime.sleep(60)"
+        "assert int(driver.cuInit(0)[0]) == 0\nprint(os.getpid(), flush=True)\ntime.sleep(600)"
     )
     command = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", code]
     process = subprocess.Popen(command, env=machine.environ(with_shim=True), stdout=subprocess.PIPE, text=True)
@@ -206,7 +220,7 @@ def test_B01_client_outside_the_pid_namespace_gets_no_reply(machine: Setting, to
         assert process.stdout is not None
         inner_pid = int(process.stdout.readline())
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
-            link.settimeout(20)
+            link.settimeout(60)
             link.connect(f"\0nvsnap-gpushare.{inner_pid}")
             with contextlib.suppress(BrokenPipeError):
                 link.send(b"1 hello")
@@ -269,6 +283,30 @@ def test_wrong_driver(start_worker: Start, tool: Tool) -> None:
     """A simulated process, and the option left out."""
     worker = start_worker(0)
     refused(tool.run("suspend", worker.pid), "driver-mismatch", worker.pid, "--driver sim")
+    untouched(tool, worker)
+
+
+def test_a_driver_that_does_not_know_the_process(start_worker: Start, tool: Tool, tmp_path: Path) -> None:
+    """As a command in another container may meet: found before anything has changed."""
+    worker = start_worker(0)
+    (tmp_path / "elsewhere").mkdir()
+    answer = tool.suspend(worker.pid, env={"SIMCUDA_STATE": str(tmp_path / "elsewhere")})
+    refused(answer, "driver-error", worker.pid, "NOT_INITIALIZED")
+    untouched(tool, worker)
+
+
+def test_another_tool_has_locked_the_process(start_worker: Start, tool: Tool, machine: Setting, tmp_path: Path) -> None:
+    """Its state is named; once that tool has let it go, all is well."""
+    worker = start_worker(0)
+    (tmp_path / "state").mkdir(mode=0o700)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in machine.environ().items():
+            patch.setenv(name, value)
+        driver = DriverProcess.start(tmp_path / "state", simulated=True)
+    with driver:
+        assert driver.lock([worker.pid], 10)[worker.pid].ok
+        refused(tool.suspend(worker.pid), "driver-state", worker.pid, "LOCKED")
+        assert driver.unlock([worker.pid], Deadline(10))[worker.pid].ok
     untouched(tool, worker)
 
 
@@ -337,7 +375,7 @@ def test_name_that_is_free_again(start_worker: Start, tool: Tool, tmp_path: Path
             refused(tool.suspend(pid), "no-shim", pid)
             child.stdin.write("\n")
             child.stdin.flush()
-            until = time.monotonic() + 10
+            until = time.monotonic() + 60
             while tool.suspend(pid).exit_code != 0:
                 assert time.monotonic() < until
                 time.sleep(0.2)
@@ -366,8 +404,26 @@ def test_a_part_of_a_gpu_and_mps(start_worker: Start, tool: Tool, tmp_path: Path
     refused(tool.suspend(bare.pid, options=("--allow-unshimmed",)), "mig", bare.pid)
 
 
+@pytest.mark.parametrize("depth", ["process", "pages"])
+def test_FR55_memory_that_is_the_machines(start_worker: Start, tool: Tool, tmp_path: Path, depth: str) -> None:
+    """To keep it in RAM frees nothing, and froze machines; a store takes what the shim carries."""
+    worker = start_worker(0)
+    worker.fill(worker.alloc(MIB), MIB, 1)
+    options, unified = ("--depth", depth), {"SIMCUDA_INTEGRATED": "1"}
+    refused(tool.suspend(worker.pid, options=options, env=unified), "integrated-gpu", worker.pid, "--store")
+    place = ("--store", tmp_path / "store", "--ckpt-dir", tmp_path / "checkpoint")
+    tool.suspend(worker.pid, options=(*options, *map(str, place)), env=unified).expect(0)
+    tool.resume(worker.pid).expect(0)
+    worker.check()
+    bare = start_worker(0, shim=False)
+    worker.kill()
+    if depth == "process":
+        allowed = ("--allow-unshimmed",)
+        refused(tool.suspend(bare.pid, options=allowed, env=unified), "integrated-gpu", bare.pid)
+
+
 def test_tool_inside_the_driver(start_worker: Start, tool: Tool) -> None:
-    """A warning: most do no harm."""
+    """Pitfall 20: a warning, since most do no harm."""
     worker = start_worker(0, env={"CUDA_INJECTION64_PATH": "/opt/tool.so"})
     answer = tool.suspend(worker.pid).expect(0)
     assert any(str(worker.pid) in text and "/opt/tool.so" in text for text in answer.json["warnings"]), answer
@@ -420,7 +476,25 @@ def test_socket_is_there(start_worker: Start) -> None:
         assert link.recv(1000).startswith(b"ok 1")
 
 
-@pytest.mark.parametrize("seconds", ["inf", "nan", "0", "-1", "soon"])
+@pytest.mark.parametrize("seconds", ["inf", "nan", "0", "-1", "soon", "1e300", "1e9"])
 def test_a_time_limit_is_a_number_above_zero(tool: Tool, seconds: str) -> None:
     """Refused as an argument, before anybody is looked for."""
     tool.run("suspend", "--driver", "sim", "--timeout", seconds, 1, json_out=False).expect(2)
+
+
+PLAIN_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+def test_a_name_that_no_terminal_can_show() -> None:
+    """Bytes that are no text, and what a terminal takes for commands."""
+    program = r"import ctypes, time; ctypes.CDLL(None).prctl(15, b'a\xff\x1b[2J'); print(flush=True); time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as named:
+        assert named.stdout is not None
+        named.stdout.readline()
+        comm = processes.read_process(named.pid).comm
+        named.kill()
+    assert comm == "a\ufffd?[2J"
+    script = f"from gpususpend import start; start.open_streams(); print({comm!a})"
+    command, env = [sys.executable, "-c", script], os.environ | PLAIN_LOCALE
+    done = subprocess.run(command, env=env, capture_output=True, check=True)
+    assert done.stdout == b"a\\ufffd?[2J\n"

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from gpususpend import arena, errors
+from gpususpend import processes
 from gpususpend.defaults import COMMAND
 from tests.programs.client import Worker
-from tests.programs.setting import Setting
+from tests.programs.setting import ROOT, Setting
 from tests.programs.tool import Tool
-from tests.sim.conftest import Background, Pair, records, running, state, stopped_threads
+from tests.sim.conftest import Background, Pair, more, records, running, standing, state, stopped_threads
+from tests.sim.test_suspend_states import killed
 
 MIB = 1 << 20
 pytestmark = [pytest.mark.machine(driver="sim"), pytest.mark.usefixtures("own_network")]
@@ -47,18 +48,13 @@ def test_memory_leaves_and_comes_back(pair: Pair, tool: Tool) -> None:
 def test_threads_run_until_they_come_to_a_gate(pair: Pair, tool: Tool, machine: Setting) -> None:
     """Launches wait, whatever the thread; what uses no CUDA goes on."""
     first = pair.first
-    loops = {kind: first.loop_start(kind) for kind in ("launches", "graphs", "copies")}
+    loops = [first.loop_start(kind) for kind in ("launches", "graphs", "copies")]
     pages(tool, *pair.pids)
-    held = {kind: first.loop_state(number)["count"] for kind, number in loops.items()}
-    time.sleep(0.3)
-    assert held == {kind: first.loop_state(number)["count"] for kind, number in loops.items()}
+    standing(first, loops)
     assert state(tool, machine, first.pid)["state"] == "suspended"
     tool.resume(*pair.pids).expect(0)
-    until = time.monotonic() + 30
-    while any(first.loop_state(number)["count"] <= held[kind] for kind, number in loops.items()):
-        assert time.monotonic() < until, "a loop stands still after the resume"
-        time.sleep(0.02)
-    assert not any(first.loop_state(number)["errors"] for number in loops.values())
+    for loop in loops:
+        more(first, loop)
     pair.check()
 
 
@@ -69,9 +65,7 @@ def test_host_memory_stays_where_cpu_threads_use_it(start_worker: Start, tool: T
     worker.alloc(MIB)
     loop = worker.loop_start("host_memory", address=block["address"], size=2 * MIB)
     pages(tool, worker.pid)
-    before = worker.loop_state(loop)["count"]
-    time.sleep(0.2)
-    assert worker.loop_state(loop)["count"] > before
+    more(worker, loop)
     tool.resume(worker.pid).expect(0)
     assert worker.loop_stop(loop)["errors"] == []
 
@@ -96,14 +90,13 @@ def test_a_process_without_the_shim_is_refused(start_worker: Start, tool: Tool) 
     assert refusal.json["error"]["code"] == "no-shim-for-pages" and refusal.json["error"]["pid"] == bare.pid
 
 
-SLOW = {
-    "prepare": "cuMemHostRegister_v2 1 delay 1500",
-    "release": "cuMemcpyDtoHAsync_v2 1 delay 1500",
-    "seal": "cuMemUnmap 1 delay 1500; cuMemRelease 1 delay 1500",
+HELD = {
+    "prepare": "cuMemHostRegister_v2 1 hold",
+    "release": "cuMemcpyDtoHAsync_v2 1 hold",
 }
 
 
-@pytest.mark.parametrize("step", [*SLOW, "suspended"])
+@pytest.mark.parametrize("step", [*HELD, "seal", "suspended"])
 def test_recover_brings_a_cut_off_suspend_to_a_whole_state(
     pair: Pair, tool: Tool, machine: Setting, background: Run, step: str
 ) -> None:
@@ -113,10 +106,13 @@ def test_recover_brings_a_cut_off_suspend_to_a_whole_state(
     tool.resume(*pair.pids).expect(0)
     if step == "suspended":
         pages(tool, *pair.pids)
+    elif step == "seal":
+        killed(tool, step, "suspend", "--depth", "pages", *pair.pids)
     else:
-        machine.inject(SLOW[step])
+        machine.inject(HELD[step])
         command = background("suspend", "--depth", "pages", *pair.pids)
         command.wait_for_step(step)
+        machine.wait_until_held()
         command.kill()
         machine.inject("")
     assert records(tool)[0]["depth"] == "pages"
@@ -144,9 +140,10 @@ def test_a_full_gpu_is_no_hindrance_to_what_is_there(
         worker.fill(worker.alloc(size), size, 1)
     pids = [worker.pid for worker in ranks]
     if cut_off == "prepare":
-        machine.inject(SLOW["prepare"])
+        machine.inject(HELD["prepare"])
         command = background("suspend", "--depth", "pages", *pids)
         command.wait_for_step("prepare")
+        machine.wait_until_held()
         command.kill()
     else:
         pages(tool, *pids)
@@ -160,7 +157,7 @@ def test_a_full_gpu_is_no_hindrance_to_what_is_there(
 
 
 def test_a_rank_that_cannot_get_its_memory_back_stays_suspended(pair: Pair, tool: Tool, machine: Setting) -> None:
-    """Exit 8, and the resume can be repeated."""
+    """FR-51: exit 8, and the resume can be repeated, with all content."""
     pages(tool, *pair.pids)
     machine.inject("cuMemCreate 1 2")
     tool.run("resume", "--driver", "sim", *pair.pids).expect(8)
@@ -175,15 +172,13 @@ def test_help_names_the_depths(tool: Tool) -> None:
     assert "pages|process" in text.replace("process|pages", "pages|process") and COMMAND in text
 
 
-def test_the_arena_has_huge_pages_on_any_machine(start_worker: Callable[..., Worker], tool: Tool) -> None:
-    """No dump can be taken at this depth, so a private tmpfs may give them, whatever the machine's settings are."""
-    try:
-        os.close(arena.prepare(MIB, [arena.Kind.TMPFS]).fd)
-    except errors.NotEnoughMemory:
-        pytest.skip("this machine gives no huge pages (private tmpfs)")
+@pytest.mark.usefixtures("private_huge_pages")
+@pytest.mark.parametrize("option", ["--depth=pages", "--in-place"])
+def test_the_arena_has_huge_pages_on_any_machine(start_worker: Start, tool: Tool, option: str) -> None:
+    """Where no dump is taken, a private tmpfs may give them, whatever the machine's settings are."""
     worker = start_worker(0)
     worker.fill(worker.alloc(4 * MIB), 4 * MIB, 1)
-    answer = tool.run("suspend", "--driver", "sim", "--depth", "pages", worker.pid).expect(0)
+    answer = tool.run("suspend", "--driver", "sim", option, worker.pid).expect(0)
     assert "plain pages" not in answer.stderr
     tool.resume(worker.pid).expect(0)
     worker.check()
@@ -227,3 +222,79 @@ def test_export_without_a_descriptor_for_the_shim(pair: Pair, tool: Tool) -> Non
     seen = other.import_block(worker.hand(kept, other), 4 * MIB)
     worker.write(block["address"], [7])
     assert other.read(seen["address"]) == [7]
+
+
+IDLE = "import time; time.sleep(600)"
+COMPUTES = """
+import sys, time
+sys.path.insert(0, {root!r})
+from cuda.bindings import driver
+for call in (driver.cuInit(0), driver.cuDevicePrimaryCtxRetain(0)):
+    assert call[0] == 0, call
+driver.cuCtxSetCurrent(call[1])
+assert driver.cuMemAlloc(1 << 20)[0] == 0
+time.sleep(600)
+"""
+
+
+def wait_for_program(worker: Worker, code: str) -> None:
+    """Wait until a process has become another program, and has its memory if it computes."""
+    until = time.monotonic() + 60
+    while b"time.sleep" not in Path(f"/proc/{worker.pid}/cmdline").read_bytes() or (
+        code is COMPUTES and not processes.threads_named(worker.pid, [processes.CONTROL_THREAD])
+    ):
+        assert time.monotonic() < until and worker.alive()
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("code", [IDLE, COMPUTES], ids=["idle", "computes"])
+@pytest.mark.parametrize("command", ["resume", "recover"])
+def test_a_rank_that_becomes_another_program(start_worker: Start, tool: Tool, code: str, command: str) -> None:
+    """exec while suspended: what it had is lost, and it is named; the other one runs again, and nothing waits."""
+    stays, turns = start_worker(0), start_worker(1)
+    block = stays.alloc(3 * MIB)
+    stays.fill(block, 3 * MIB, 3)
+    turns.expect(turns.ipc_open(stays.ipc_get(block)), 3 * MIB, [3])
+    turns.alloc(MIB)
+    pages(tool, stays.pid, turns.pid)
+    turns.send("exec_program", code.format(root=str(ROOT)))
+    wait_for_program(turns, code)
+    words = ["--to", "running"] if command == "recover" else []
+    answer = tool.run(command, "--driver", "sim", *words, stays.pid).expect(5)
+    error = answer.json["error"]
+    assert error["facts"]["lost"] == [turns.pid] and "another program" in error["message"], error
+    assert answer.json["next"] == "cold-start" and turns.alive()
+    running(tool)
+    stays.check()
+
+
+def test_the_only_rank_becomes_another_program(start_worker: Start, tool: Tool) -> None:
+    """Nothing is left of its group."""
+    worker = start_worker(0)
+    worker.alloc(MIB)
+    pages(tool, worker.pid)
+    worker.send("exec_program", IDLE)
+    wait_for_program(worker, IDLE)
+    answer = tool.run("resume", "--driver", "sim", worker.pid).expect(5)
+    assert answer.json["reason"] == "group-gone" and records(tool) == []
+
+
+def test_a_rank_that_becomes_another_program_in_a_suspend(
+    start_worker: Start, tool: Tool, machine: Setting, background: Run
+) -> None:
+    """exec in the middle: the suspend turns back, and the other one runs again."""
+    stays, turns = start_worker(0), start_worker(1)
+    block = stays.alloc(3 * MIB)
+    stays.fill(block, 3 * MIB, 3)
+    turns.alloc(MIB)
+    machine.inject("cuMemcpyDtoHAsync_v2 1 hold", stays.pid)
+    command = background("suspend", "--depth", "pages", stays.pid, turns.pid)
+    command.wait_for_step("release")
+    machine.wait_until_held()
+    turns.send("exec_program", IDLE)
+    wait_for_program(turns, IDLE)
+    machine.inject("", stays.pid)
+    answer = command.end(60).expect(5)
+    assert answer.json["error"]["facts"]["lost"] == [turns.pid] and answer.json["reason"] == "rank-replaced", answer
+    running(tool)
+    stays.check()

@@ -61,7 +61,7 @@ def test_an_import_waits_and_gets_the_memory(
     job = user.job("import_block", number, SIZE)
     assert user.job_answer(job, 0.3) is None, "it did not wait"
     tool.resume(owner.pid).expect(0)
-    answer = user.job_answer(job, 20)
+    answer = user.job_answer(job, 60)
     assert answer is not None and answer[0] == 0, answer
     holds_the_memory(user, answer[1])
     for _ in range(2):
@@ -102,7 +102,7 @@ def test_an_export_waits(shared: tuple[Worker, Worker, int, int], tool: Tool) ->
     job = owner.job("mem_export", block["handle"])
     assert owner.job_answer(job, 0.3) is None
     tool.resume(owner.pid).expect(0)
-    answer = owner.job_answer(job, 20)
+    answer = owner.job_answer(job, 60)
     assert answer is not None and answer[0] == 0
     holds_the_memory(other, other.import_block(owner.hand(answer[1], other), SIZE))
 

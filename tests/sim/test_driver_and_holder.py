@@ -12,6 +12,7 @@ import pytest
 
 from gpususpend import driver, gpus, processes
 from gpususpend.deadline import Deadline
+from gpususpend.defaults import limits_with
 from gpususpend.driver import DriverProcess, DriverState
 from gpususpend.holder import Holder, HoldTarget
 from tests.programs.client import Worker
@@ -99,12 +100,12 @@ def test_the_list_of_gpus(process: DriverProcess, machine: Setting, start_worker
 
 
 def test_a_process_without_cuda_is_an_error_and_no_hang(process: DriverProcess) -> None:
-    sleeper = subprocess.Popen(["sleep", "60"])
+    sleeper = subprocess.Popen(["sleep", "600"])
     try:
         for results in (
             process.states([sleeper.pid], soon()),
             process.restore_threads([sleeper.pid], soon()),
-            process.lock([sleeper.pid], 5),
+            process.lock([sleeper.pid], 30),
         ):
             assert results[sleeper.pid].finished
             assert results[sleeper.pid].code > 0
@@ -135,7 +136,7 @@ def test_an_injected_hang_is_left_behind(
     call: str,
 ) -> None:
     """One of two calls hangs: the other's result counts, and the process outlives the command."""
-    monkeypatch.setattr(driver, "_GRACE_S", 1.0)
+    monkeypatch.setattr(driver, "LIMITS", limits_with(helper_grace_s=1.0))
     pids = [busy_worker(start_worker, device)[0].pid for device in (0, 1)]
     machine.inject(f"{call} 1 hang", process.pid)
     if call.endswith("Lock"):
@@ -159,5 +160,5 @@ def test_an_injected_hang_is_left_behind(
 def test_an_injected_failure_keeps_its_number(process: DriverProcess, machine: Setting, start_worker: Start) -> None:
     worker, _ = busy_worker(start_worker, 0)
     machine.inject("cuCheckpointProcessLock 1 4242", process.pid)
-    assert process.lock([worker.pid], 5)[worker.pid].code == 4242
-    assert process.lock([worker.pid], 5)[worker.pid].ok
+    assert process.lock([worker.pid], 30)[worker.pid].code == 4242
+    assert process.lock([worker.pid], 30)[worker.pid].ok

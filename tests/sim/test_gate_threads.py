@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.programs.client import Worker
 from tests.programs.setting import ROOT, Setting
 from tests.programs.tool import Tool
-from tests.sim.conftest import MIB, Pair, Start, running
+from tests.sim.conftest import MIB, Pair, Start, more, running, standing
 
 pytestmark = [pytest.mark.machine(driver="sim"), pytest.mark.usefixtures("own_network")]
 
@@ -36,14 +34,6 @@ sys.stdin.read()
 """
 
 
-def more(worker: Worker, loop: int, rounds: int = 3) -> None:
-    """Wait until a loop has done some rounds more."""
-    goal, until = worker.loop_state(loop)["count"] + rounds, time.monotonic() + 30
-    while (state := worker.loop_state(loop))["count"] < goal:
-        assert time.monotonic() < until and not state["errors"], state
-        time.sleep(0.02)
-
-
 @pytest.mark.parametrize("depth", ["pages", "process"])
 def test_threads_that_fork_while_others_wait(pair: Pair, tool: Tool, depth: str) -> None:
     """The children come and go; at depth pages they do so all the time."""
@@ -53,7 +43,7 @@ def test_threads_that_fork_while_others_wait(pair: Pair, tool: Tool, depth: str)
     for _ in range(3):
         tool.run("suspend", "--driver", "sim", "--depth", depth, "--tree", first.pid, pair.second.pid).expect(0)
         if depth == "pages":
-            before = [first.loop_state(loop)["count"] for loop in gated.values()]
+            before = standing(first, list(gated.values()))
             for loop in forks:
                 more(first, loop)
             assert before == [first.loop_state(loop)["count"] for loop in gated.values()]
@@ -81,7 +71,7 @@ def test_a_process_that_ends_while_its_threads_wait(
             assert process.stdout.readline() == b"ready\n"
             tool.run("suspend", "--driver", "sim", "--depth", "pages", process.pid, other.pid).expect(0)
             process.stdin.close()
-            assert process.wait(20) == 0, (tmp_path / "log").read_text()
+            assert process.wait(60) == 0, (tmp_path / "log").read_text()
         finally:
             process.kill()
     answer = tool.resume(other.pid).expect(5)

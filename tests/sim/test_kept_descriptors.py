@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
 import time
@@ -15,7 +14,7 @@ import pytest
 from tests.programs.client import Worker
 from tests.programs.setting import ROOT
 from tests.programs.tool import Answer, Tool
-from tests.sim.conftest import MIB, Pair, Start, records, running
+from tests.sim.conftest import MIB, Pair, Start, end_process, records, running
 
 pytestmark = pytest.mark.usefixtures("own_network")
 
@@ -68,9 +67,22 @@ def test_one_that_was_inherited(pair: Pair, tool: Tool, tree: bool) -> None:
     answer = tool.suspend(*pair.pids, options=("--tree", str(pair.second.pid)) if tree else ())
     refused(answer, child, number, "close it, or end that process")
     running(tool)
-    os.kill(child, 9)
+    end_process(child)
     pair.check()
     cycle(pair, tool)
+
+
+@pytest.mark.parametrize("tree", [False, True])
+def test_children_on_their_way_to_a_program(pair: Pair, tool: Tool, tree: bool) -> None:
+    """A rank that starts programs all the time: each child has what its parent has open until it starts one."""
+    with exported(pair.first):
+        pair.first.fork_often(0.1)
+        for _ in range(4):
+            if tree:
+                tool.run("suspend", "--driver", "sim", "--tree", pair.first.pid, pair.second.pid).expect(0)
+                tool.resume(*pair.pids).expect(0)
+            else:
+                cycle(pair, tool)
 
 
 def test_one_whose_holder_has_a_shim(pair: Pair, start_worker: Start, tool: Tool) -> None:
@@ -141,22 +153,15 @@ def test_those_of_other_groups_do_not_matter(pair: Pair, start_worker: Start, to
 
 def test_one_that_cannot_be_looked_at(pair: Pair, start_worker: Start, tool: Tool) -> None:
     """Where pidfd_getfd is denied, whatever the descriptor stands for; without one there is nothing to look at."""
-    command = [sys.executable, "-m", "tests.programs.denied", "pidfd_getfd", "suspend", "--driver", "sim", "--json"]
-    command += [str(pid) for pid in pair.pids]
-
-    def suspend() -> Answer:
-        done = subprocess.run(command, cwd=ROOT, env=tool.environ(), capture_output=True, text=True, timeout=120)
-        return Answer(command, done.returncode, done.stdout, done.stderr)
-
     with exported(pair.first):
         bare = start_worker(0, shim=False)
-        answer = suspend().expect(3)
+        answer = tool.suspend(*pair.pids, without="pidfd_getfd").expect(3)
         error = answer.json["error"]
         assert (answer.json["reason"], error["pid"]) == ("hidden-descriptor", bare.pid), answer
         assert "pidfd_getfd" in error["message"] and "CAP_SYS_PTRACE" in error["message"]
         running(tool)
         pair.check()
         bare.kill()
-        suspend().expect(0)
+        tool.suspend(*pair.pids, without="pidfd_getfd").expect(0)
         tool.resume(*pair.pids).expect(0)
         pair.check()

@@ -14,7 +14,7 @@ import pytest
 
 from tests.programs.setting import ROOT
 from tests.programs.tool import Answer, Tool
-from tests.sim.conftest import MIB, Pair, running
+from tests.sim.conftest import MIB, Pair, drop_cgroup, running
 
 pytestmark = pytest.mark.usefixtures("own_network")
 NEEDED = 64 * MIB
@@ -75,7 +75,7 @@ def small_cgroup() -> Iterator[Path]:
                 folder.rmdir()
             continue
         yield folder
-        folder.rmdir()
+        drop_cgroup(folder)
         return
     pytest.skip("no memory cgroup can be made here")
 

@@ -59,8 +59,11 @@ def test_pitfall30_no_pid_is_kept(start_worker: Callable[..., Worker]) -> None:
     parent = start_worker(None)
     parent.driver_version()
     child = parent.fork_with_cuda()
-    until = time.monotonic() + 30
-    while f"nvsnap-gpushare.{child}" not in Path("/proc/net/unix").read_text() and time.monotonic() < until:
+    until = time.monotonic() + 60
+    while f"nvsnap-gpushare.{child}" not in Path("/proc/net/unix").read_text() or (
+        ask(child, "status")["objects"] != "1"
+    ):
+        assert time.monotonic() < until, "the child owns nothing"
         time.sleep(0.01)
     theirs = ask(child, "hello")
     parent.start(0)

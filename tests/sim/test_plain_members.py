@@ -17,7 +17,7 @@ from tests.programs.client import Worker
 from tests.programs.setting import ROOT, Setting
 from tests.programs.tool import Answer, Tool
 from tests.sim import ordinary
-from tests.sim.conftest import MIB, Pair, Start, records, running, state, stopped_threads
+from tests.sim.conftest import MIB, Pair, Start, end_process, records, running, state, stopped_threads
 from tests.unit.fake_shim import sleeper
 
 pytestmark = [pytest.mark.machine(driver="sim"), pytest.mark.usefixtures("own_network")]
@@ -186,7 +186,7 @@ def test_one_ends_while_suspended(pair: Pair, tool: Tool, machine: Setting, comm
         plain.wait()
         assert state(tool, machine, plain.pid)["state"] == "ended"
         if command == "recover":
-            os.kill(holder, 9)
+            end_process(holder)
             answer = tool.run("recover", "--driver", "sim").expect(0)
             assert answer.json["groups"][0]["state"] == "suspended" and known(tool) == sorted(pair.pids)
         else:
@@ -231,14 +231,18 @@ def test_one_has_ended_when_a_killed_suspend_is_recovered(
 
 def test_one_appears_after_the_look(worker: Worker, tool: Tool, tmp_path: Path) -> None:
     """A child of a process of a tree is stopped with the others, its own child too; one of a named process is not."""
-    script = f"while [ ! -e {tmp_path}/go ]; do sleep 0.01; done; sh -c 'sleep 600 & wait' & wait"
-    with sleeper() as named, subprocess.Popen(["sh", "-c", script], start_new_session=True) as shell:
+    script = "read line; sh -c 'sleep 600 & wait' & wait"
+    with sleeper() as named, subprocess.Popen(
+        ["sh", "-c", script], start_new_session=True, stdin=subprocess.PIPE
+    ) as shell:
         try:
             words = ("suspend", "--tree", shell.pid, worker.pid, named.pid)
             with paused(tool, tmp_path / "p", "checkpoint", *words) as go_on:
-                (tmp_path / "go").touch()
+                assert shell.stdin is not None
+                shell.stdin.write(b"\n")
+                shell.stdin.flush()
                 fresh: set[int] = set()
-                until = time.monotonic() + 20
+                until = time.monotonic() + 60
                 while len(fresh) < 2 and time.monotonic() < until:
                     below = processes.descendants([shell.pid], processes.all_processes())
                     fresh = {one.pid for one in below} - set(known(tool))
@@ -251,6 +255,27 @@ def test_one_appears_after_the_look(worker: Worker, tool: Tool, tmp_path: Path) 
         finally:
             os.killpg(shell.pid, 9)
     worker.check()
+
+
+def test_one_that_another_group_keeps_stopped(start_worker: Start, tool: Tool) -> None:
+    """A child of a tree that belongs to a suspended group whose record is lost: nothing is changed, nobody let go."""
+    first, second = start_worker(0), start_worker(1)
+    with subprocess.Popen(["sh", "-c", "sleep 600 & wait"], start_new_session=True) as shell:
+        try:
+            until = time.monotonic() + 60
+            while not (below := processes.descendants([shell.pid], processes.all_processes())):
+                assert time.monotonic() < until
+            (child,) = below
+            tool.suspend(first.pid, child.pid).expect(0)
+            (record,) = Path(tool.state_dir).glob("group-*.json")
+            record.unlink()
+            answer = tool.run("suspend", "--driver", "sim", "--tree", shell.pid, second.pid).expect(3)
+            assert answer.json["reason"] == "cannot-trace", answer
+            assert stopped_threads(first.pid) and stopped_threads(child.pid)
+            tool.run("recover", "--driver", "sim", "--to", "running").expect(0)
+        finally:
+            os.killpg(shell.pid, 9)
+    running(tool)
 
 
 def test_FR2_a_rank_that_ends_is_still_a_loss(pair: Pair, tool: Tool, tmp_path: Path) -> None:

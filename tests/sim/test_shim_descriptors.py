@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable, Iterator
 
 from tests.programs.client import Worker
-from tests.sim.shim_control import GRANULE, Group, exchange
+from tests.sim.shim_control import GRANULE, TIMEOUT_MS, Group, exchange
 
 CLOSE_ON_EXEC = 0o2000000
 STEPS = ("close-launch", "drain", "close-memory", "release", "seal", "load", "remap", "unseal", "check", "open")
@@ -71,5 +71,5 @@ def test_fr48_what_the_shim_opens_is_closed_by_exec(start_worker: Callable[..., 
             if step == "drain":
                 group.quiesce()
             else:
-                group.all(step, **({"timeout_ms": 5000} if step in ("seal", "unseal") else {}))
+                group.all(step, **({"timeout_ms": TIMEOUT_MS} if step in ("seal", "unseal") else {}))
             check(step)

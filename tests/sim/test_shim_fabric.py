@@ -15,7 +15,7 @@ from tests.programs.setting import Setting
 from tests.programs.tool import Tool
 from tests.sim.conftest import MIB, running
 from tests.sim.multicast import NEW, SIZE, Seat, Team
-from tests.sim.shim_control import GRANULE, Group, Refused, ask, rows
+from tests.sim.shim_control import GRANULE, HARMLESS, Faults, Group, ask, rows
 
 Start = Callable[..., Worker]
 pytestmark = [pytest.mark.machine(driver="sim"), pytest.mark.usefixtures("own_network")]
@@ -175,32 +175,14 @@ def test_b20_the_way_back_from_every_call(start_worker: Start, machine: Setting,
     seen = other.map_block(other.fabric_import(owner.fabric_export(block["handle"])), 2 * MIB)
     victim = (owner, other)[number]
     with Group([owner, other]) as group:
+        faults = Faults(group, machine, trace, victim, VERBS[: VERBS.index(verb) + 1])
+        faults.count()
 
-        def run(step: str) -> None:
-            group.all(step, **({"timeout_ms": 2000} if step in ("seal", "remap", "unseal") else {}))
+        def before(number: int) -> None:
+            owner.write(block["address"], [number])
 
-        def up_to_verb() -> None:
-            group.arenas()
-            group.quiesce()
-            for step in VERBS[: VERBS.index(verb)]:
-                run(step)
+        def after(number: int) -> None:
+            assert other.read(seen["address"]) == [number]
 
-        up_to_verb()
-        begin = trace.stat().st_size
-        run(verb)
-        lines = trace.read_text()[begin:].splitlines()
-        calls = [line.split()[0] for line in lines if line.split()[2] == str(victim.pid) and line.startswith("cuMem")]
-        group.resume()
-        for at, name in enumerate(calls):
-            owner.write(block["address"], [at])
-            up_to_verb()
-            machine.inject(f"{name} {calls[:at + 1].count(name)} 2", victim.pid)
-            try:
-                run(verb)
-                assert name in ("cuMemAddressFree", "cuMemcpyDtoHAsync_v2"), name
-            except Refused as refusal:
-                assert refusal.code in ("cuda", "deadline", "gone"), refusal
-            machine.inject("", victim.pid)
-            group.resume()
-            assert other.read(seen["address"]) == [at]
+        faults.fail_each(before, after, HARMLESS)
     assert ask(owner.pid, "status")["launch"] == "open"

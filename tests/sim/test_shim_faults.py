@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,16 +9,9 @@ import pytest
 
 from tests.programs.client import Worker
 from tests.programs.setting import Setting
-from tests.sim.shim_control import GRANULE, Group, Refused, ask, used_bytes
+from tests.sim.shim_control import GRANULE, HARMLESS, Faults, Group, used_bytes
 
 Start = Callable[..., Worker]
-HARMLESS = {"cuCtxPopCurrent_v2", "cuCtxPushCurrent_v2", "cuMemAddressFree", "cuStreamDestroy_v2", "cuStreamQuery",
-            "cuMemHostGetDevicePointer_v2"}
-"""Calls whose failure a verb may survive.
-
-They give something back, belong to polls, whose number varies, or ask for a registration, which is then made again.
-"""
-
 VERBS = ("release", "seal", "load", "remap", "unseal", "check")
 
 
@@ -55,19 +47,6 @@ class Scene:
         self.before = owner.snapshot(), other.snapshot()
         self.used = used_bytes(owner), used_bytes(other)
 
-    def run(self, verb: str) -> None:
-        """Run one step on both."""
-        self.group.all(verb, **({"timeout_ms": 2000} if verb in ("seal", "remap", "unseal") else {}))
-
-    def calls_of(self, verb: str, pid: int) -> dict[str, int]:
-        """Run one step and return how often it called each function of the driver in a process."""
-        begin = self.trace.stat().st_size
-        self.run(verb)
-        with self.trace.open() as lines:
-            lines.seek(begin)
-            words = [line.split() for line in lines]
-        return collections.Counter(parts[0] for parts in words if len(parts) == 3 and int(parts[2]) == pid)
-
     def verify(self) -> None:
         """Everything is as it was, and still shared; nothing that the driver made is forgotten."""
         assert (self.owner.snapshot(), self.other.snapshot()) == self.before
@@ -75,10 +54,6 @@ class Scene:
         self.owner.write(self.block["address"], [99])
         assert self.other.read(self.seen["address"]) == [99]
         self.owner.fill(self.block["address"], GRANULE, 3)
-
-    def back_to_running(self) -> None:
-        """Do what a rollback, a retry and a resume do."""
-        self.group.resume()
 
 
 @pytest.fixture
@@ -99,33 +74,7 @@ def test_the_scene_survives_cycles(scene: Scene) -> None:
 @pytest.mark.parametrize("who", ["owner", "other"])
 def test_b20_every_call_fails_once(scene: Scene, verb: str, who: str) -> None:
     """Fail each call of one verb in one process, roll back or retry, and compare everything."""
-    victim: Worker = getattr(scene, who)
-    group = scene.group
-
-    def up_to_verb() -> None:
-        group.arenas()
-        group.quiesce()
-        for step in VERBS[: VERBS.index(verb)]:
-            scene.run(step)
-
-    up_to_verb()
-    counts = scene.calls_of(verb, victim.pid)
-    scene.back_to_running()
+    faults = Faults(scene.group, scene.machine, scene.trace, getattr(scene, who), VERBS[: VERBS.index(verb) + 1])
+    faults.count()
     scene.verify()
-    survived = []
-    for name, count in sorted(counts.items()):
-        for nth in range(1, count + 1):
-            up_to_verb()
-            scene.machine.inject(f"{name} {nth} 2", victim.pid)
-            try:
-                scene.run(verb)
-                survived.append((name, nth))
-            except Refused as refusal:
-                assert refusal.code in ("cuda", "deadline", "gone"), (name, nth, refusal)
-                assert ask(victim.pid, "status")["launch"] == "closed"
-            scene.machine.inject("", victim.pid)
-            scene.back_to_running()
-            scene.verify()
-    unexpected = [(name, nth) for name, nth in survived if name not in HARMLESS]
-    print(verb, who, dict(counts), "survived", survived)
-    assert not unexpected
+    faults.fail_each(lambda number: None, lambda number: scene.verify(), HARMLESS)

@@ -13,7 +13,7 @@ Start = Callable[..., Worker]
 
 
 def test_host_memory_of_two_processes(start_worker: Start) -> None:
-    """Host-class memory keeps its bytes, is shared while it is away, and is the driver's again afterwards."""
+    """FR-22: host-class memory keeps its bytes, is shared while it is away, and is the driver's again afterwards."""
     owner, other = start_worker(), start_worker(1)
     block = owner.block(GRANULE, kind="host_numa")
     owner.host_fill(block["address"], GRANULE, 1)
@@ -77,7 +77,7 @@ def test_pages_leaves_host_memory(start_worker: Start) -> None:
 
 
 def test_registrations_stay(start_worker: Start) -> None:
-    """Page-locked memory of the application stays registered at its address, with its flags."""
+    """Page-locked memory of the application stays registered at its address, with its flags (pitfall 15, FR-9)."""
     worker = start_worker()
     first, second = worker.buffer(1 << 20), worker.buffer(1 << 20, "shared")
     worker.host_register(first, 1 << 20, 3)

@@ -165,6 +165,7 @@ def test_b04_peer_access_before_and_after(start_worker: Start) -> None:
             mine = worker.alloc(4096)
             for seed, address in enumerate((early, early_large, late, late_large)):
                 worker.memset_d32(address, seed + 1, 100)
+                worker.ctx_sync()
                 worker.kernel("gs_add", [mine, address, 4])
                 worker.ctx_sync()
                 assert worker.read(address) == [seed + 1]

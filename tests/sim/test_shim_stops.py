@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +13,6 @@ from tests.preload.inside import build_inside
 from tests.programs.client import Worker
 from tests.programs.setting import Setting
 from tests.sim.shim_control import GRANULE, PLACEHOLDER, Group, Refused
-
-HELD_S = 1.5
 
 
 @pytest.fixture
@@ -31,12 +29,16 @@ def test_a_lock_that_is_held_is_waited_for_by_nobody(worker: Worker) -> None:
     exported = worker.mem_export(block["handle"])
 
     def refused_while_held(verb: str) -> None:
-        job = worker.job("hold_tables", HELD_S)
-        time.sleep(HELD_S / 5)
+        (held, told), (waits, free) = os.pipe(), os.pipe()
+        job = worker.job("hold_tables", worker.take_fd(told), worker.take_fd(waits))
+        os.read(held, 1)
         with pytest.raises(Refused) as refusal:
             group.all(verb, timeout_ms=20_000)
         assert (refusal.value.code, refusal.value.fields["step"]) == ("busy", "lock")
-        assert worker.job_answer(job, 10) == [0, None]
+        os.write(free, b".")
+        assert worker.job_answer(job, 60) == [0, None]
+        for fd in (held, told, waits, free):
+            os.close(fd)
 
     with Group([worker]) as group:
         group.arenas()

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.programs.client import Worker, WorkerTimeout
+from tests.programs.crossing import CROSSED, INTERPROCESS, crossing
 from tests.programs.setting import Setting
 from tests.sim.test_simcuda_machine import FULL, bare, cycle, run_script
 
@@ -53,13 +54,41 @@ def test_own_import_is_carried(machine: Setting, start_worker: Start) -> None:
     assert worker.read(block["address"]) == [8]
 
 
+def test_events_while_nobody_has_them(machine: Setting, start_worker: Start) -> None:
+    """Both sides are away at a time: records cross afterwards, and an event that has ended does not come back."""
+    owner, opener = bare(start_worker), bare(start_worker)
+    event, ended = (owner.event_create(INTERPROCESS) for _ in range(2))
+    opened, dead = (opener.event_ipc_open(owner.event_ipc_get(one)) for one in (event, ended))
+    for _ in range(40):
+        owner.event_record(event)
+    owner.event_destroy(ended)
+    for step in FULL:
+        assert [cycle(machine, one.pid, step) for one in (owner, opener)] == [[0], [0]]
+    assert crossing(owner, event, opener, opened) == crossing(opener, opened, owner, event) == CROSSED
+    assert opener.code("event_query", dead) == 400
+
+
+def test_events_of_processes_that_were_killed(machine: Setting, start_worker: Start) -> None:
+    """Nobody can open them any more, and they take no room."""
+    late = bare(start_worker)
+    for _ in range(3):
+        owner = bare(start_worker)
+        handles = [owner.event_ipc_get(owner.event_create(INTERPROCESS)) for _ in range(1500)]
+        owner.kill()
+        assert late.code("event_ipc_open", handles[-1]) == 400
+    late.event_create(INTERPROCESS)
+
+
 def threads_of(pid: int) -> dict[int, str]:
     """Return the name of each thread."""
-    tasks = Path(f"/proc/{pid}/task")
-    return {int(task.name): (task / "comm").read_text().strip() for task in tasks.iterdir()}
+    names = {}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            names[int(task.name)] = (task / "comm").read_text().strip()
+    return names
 
 
-@contextmanager
+@contextlib.contextmanager
 def stopped(tids: list[int]) -> Iterator[None]:
     """Stop threads by ptrace, as the freezer does."""
     libc = ctypes.CDLL(None, use_errno=True)
@@ -115,7 +144,9 @@ def test_lock_given_up_by_a_dead_caller(machine: Setting, start_worker: Start) -
     caller = subprocess.Popen([sys.executable, "-c", text], env=machine.environ(), stdout=subprocess.PIPE)
     assert caller.stdout is not None
     caller.stdout.readline()
-    time.sleep(0.5)
+    until = time.monotonic() + 60
+    while worker.job_answer(worker.job("mem_info"), 0.2) is not None:  # its calls wait once the lock does
+        assert time.monotonic() < until, "the lock is not begun"
     caller.kill()
     caller.wait()
     worker.write(flag, [1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,12 +53,27 @@ def test_hang_delay_kill(machine: Setting, start_worker: Start) -> None:
     machine.inject("cuMemAlloc 1 kill", killed.pid)
     with pytest.raises(WorkerTimeout):
         hung.do("alloc", 4096, deadline_s=1)
-    slow.send("alloc", 4096)
-    with pytest.raises(WorkerTimeout):
-        slow.receive("alloc", 0.1)
-    assert slow.receive("alloc", 30)[0].code == 0
+    begun = time.monotonic()
+    assert slow.code("alloc", 4096) == 0 and time.monotonic() - begun >= 0.3
     with pytest.raises(WorkerDied):
         killed.alloc(4096)
+
+
+def test_hold(machine: Setting, start_worker: Start) -> None:
+    """The call waits, and says so, until the rule is taken back; then it is carried out."""
+    one, other = bare(start_worker), bare(start_worker)
+    machine.inject("cuMemAlloc 1 hold", one.pid)
+    one.send("alloc", 4096)
+    machine.wait_until_held()
+    assert machine.state is not None and (machine.state / f"held-{one.pid}").exists()
+    machine.inject("cuMemAlloc 1 2", other.pid)
+    assert other.code("alloc", 4096) == 2
+    with pytest.raises(WorkerTimeout):
+        one.receive("alloc", 0.1)
+    machine.inject("cuMemAlloc 1 2", one.pid)
+    assert one.receive("alloc")[0].code == 0
+    assert not list(machine.state.glob("held-*"))
+    assert one.code("alloc", 4096) == 2
 
 
 def test_trace(start_worker: Start, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_last_process_leaves_no_folder(machine: Setting, start_worker: Start) ->
     assert machine.state is not None
     for worker in (one, other):
         worker.process.terminate()  # Python ends on SIGTERM without its exit handlers: as good as killed
-        worker.process.wait(10)
+        worker.process.wait(60)
     assert machine.state.exists()  # nobody was left to remove it ...
     assert run_script(machine, "cuda.cuInit(0)").returncode == 0
     assert not machine.state.exists()  # ... until the next one came and left

@@ -152,11 +152,16 @@ def wait():
     ck(cu.cuCtxSynchronize())
 waiter = threading.Thread(target=wait, daemon=True)
 waiter.start()
-time.sleep(0.2)
-assert waiter.is_alive()
+def look():
+    lines = Path(f"/proc/self/task/{waiter.native_id}/status").read_text().splitlines()
+    return [line for line in lines if line.startswith(("State", "voluntary", "nonvoluntary"))]
+seen = []
+while (now := look()) != seen or "S (" not in now[0]:  # it sleeps in the call; for the interpreter it would wake often
+    seen = now
+    time.sleep(0.1)
 ck(cu.cuStreamWaitValue32(s, flag, 2, 0))
 ck(cu.cuStreamWriteValue32(t, flag, 1, 0))
-waiter.join(10)
+waiter.join(60)
 assert not waiter.is_alive(), "it waits for what came later"
 ck(cu.cuStreamWriteValue32(t, flag, 2, 0))
 ck(cu.cuCtxSynchronize())
@@ -178,7 +183,7 @@ time.sleep(0.1)
 ck(cu.cuMemsetD32Async(int(flag) + 64, 1, 1, 0))  # its own default stream waits for nobody
 ck(cu.cuStreamSynchronize(0))
 ck(cu.cuStreamWriteValue32(s, flag, 1, 0))
-thread.join(20)
+thread.join(60)
 assert not thread.is_alive()
 """, CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM="1")
 

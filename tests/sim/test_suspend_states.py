@@ -16,11 +16,12 @@ from gpususpend import errors, processes
 from tests.programs.client import WorkerTimeout
 from tests.programs.setting import ROOT, Setting
 from tests.programs.tool import Answer, Tool
-from tests.sim.conftest import MIB, Pair, Start, records, running, stopped_threads
+from tests.sim.conftest import MIB, Background, Pair, Start, end_process, records, running, stopped_threads
 from tests.unit.fake_shim import sleeper
 
 pytestmark = pytest.mark.usefixtures("own_network")
 
+Run = Callable[..., Background]
 KILL = "tests.programs.killed"
 DOWN = ["preflight", "prepare", "quiesce", "release", "seal", "lock", "checkpoint", "freeze"]
 UP = ["restore", "unlock", "load", "remap", "unseal", "bind", "check", "open"]
@@ -31,6 +32,23 @@ def killed(tool: Tool, step: str, *words: str | int) -> None:
     command = [sys.executable, "-m", KILL, step, *map(str, words), "--driver", "sim", "--json"]
     done = subprocess.run(command, cwd=ROOT, env=tool.environ(), capture_output=True, text=True, timeout=120)
     assert done.returncode == -signal.SIGKILL, Answer(command, done.returncode, done.stdout, done.stderr)
+
+
+def at_the_checkpoint(pair: Pair, machine: Setting, background: Run) -> Background:
+    """Return a suspend that is at work, and stays so until the machine's rules are taken back."""
+    machine.inject("cuCheckpointProcessCheckpoint 1 hold")
+    first = background("suspend", *pair.pids)
+    first.wait_for_step("checkpoint")
+    machine.wait_until_held()
+    return first
+
+
+def await_running(pair: Pair) -> None:
+    """Wait until no thread of the ranks is held any more."""
+    until = time.monotonic() + 60
+    while any(stopped_threads(pid) for pid in pair.pids):
+        assert time.monotonic() < until, "the threads stay stopped"
+        time.sleep(0.01)
 
 
 def recover(tool: Tool, *words: str) -> Answer:
@@ -73,6 +91,14 @@ def test_FR83_every_command_answers_in_json(pair: Pair, tool: Tool) -> None:
         assert (data["error"] is None) == data["ok"] and (data["next"] is None) == data["ok"]
 
 
+def test_status_of_nothing(machine: Setting, tool: Tool) -> None:
+    """One line for people, an empty list for machines."""
+    for words in (["status"], ["status", "--all"]):
+        assert tool.run(*words).expect(0).json["groups"] == []
+        told = tool.run(*words, json_out=False).expect(0).stdout
+        assert told == "no group is suspended, and no process runs under the shim here\n"
+
+
 def test_FR85_status_loads_nothing_heavy(pair: Pair, tool: Tool) -> None:
     """No driver, no NVML, no numpy, no drawing; asserted by what is loaded and by the libraries that are mapped."""
     code = (
@@ -87,7 +113,7 @@ def test_FR85_status_loads_nothing_heavy(pair: Pair, tool: Tool) -> None:
 
 
 def test_everything_of_a_tree_is_frozen_and_continued(start_worker: Start, tool: Tool) -> None:
-    """Pitfall 52: the ranks below a launcher, its plain children too; the control threads go on."""
+    """Pitfall 52, FR-57: the ranks below a launcher, its plain children and watchdogs; the control threads go on."""
     worker = start_worker(0)
     block = worker.alloc(MIB)
     worker.fill(block, MIB, 1)
@@ -133,10 +159,8 @@ def test_stopped_group_resumes_without_its_holder(pair: Pair, tool: Tool) -> Non
 def test_killed_holder_is_noticed_and_recover_seizes_again(pair: Pair, tool: Tool) -> None:
     """The threads run when the holder dies; the gates do not open."""
     holder = tool.suspend(*pair.pids).expect(0).json["groups"][0]["holder"]
-    os.kill(holder, signal.SIGKILL)
-    until = time.monotonic() + 20
-    while stopped_threads(pair.first.pid) and time.monotonic() < until:
-        time.sleep(0.01)
+    end_process(holder)
+    await_running(pair)
     group = tool.run("status").json["groups"][0]
     assert group["holder"] is None and "recover" in group["note"]
     assert {rank["lease"] for rank in group["ranks"]} == {"lost"}
@@ -157,7 +181,7 @@ def test_FR2_a_rank_that_died_is_not_forgotten_by_recover(start_worker: Start, t
         worker.fill(worker.alloc(MIB), MIB, 1)
     holder = tool.suspend(living.pid, dead.pid).expect(0).json["groups"][0]["holder"]
     dead.kill()
-    os.kill(holder, signal.SIGKILL)
+    end_process(holder)
     for _ in range(2):
         answer = recover(tool).expect(0)
         assert any(f"pid {dead.pid}" in warning for warning in answer.json["warnings"]), answer
@@ -212,19 +236,20 @@ def test_recover_to_suspended(pair: Pair, tool: Tool, step: str) -> None:
 
 @pytest.mark.parametrize("call", ["Checkpoint", "Restore"])
 def test_command_killed_in_a_driver_call(
-    pair: Pair, tool: Tool, machine: Setting, background: Callable[..., object], call: str
+    pair: Pair, tool: Tool, machine: Setting, background: Run, call: str
 ) -> None:
     """The call goes on in its driver process: recover waits for it, and only then looks what state things are in."""
     if call == "Restore":
         tool.suspend(*pair.pids).expect(0)
-    machine.inject(f"cuCheckpointProcess{call} 1 delay 6000")
+    machine.inject(f"cuCheckpointProcess{call} 1 hold")
     command = background("suspend" if call == "Checkpoint" else "resume", *pair.pids)
-    command.wait_for_step(call.lower())  # type: ignore[attr-defined]
-    time.sleep(0.5)
-    command.kill()  # type: ignore[attr-defined]
+    command.wait_for_step(call.lower())
+    machine.wait_until_held()
+    command.kill()
+    command = background("recover")
+    command.wait_for_line("driver call(s) that an earlier command left")
     machine.inject("")
-    answer = recover(tool).expect(0)
-    assert "waiting for 1 driver call(s)" in answer.stderr
+    command.end().expect(0)
     running(tool)
     assert [path.name for path in Path(tool.state_dir).iterdir()] == ["journal.lock"]
     pair.check()
@@ -256,6 +281,77 @@ def test_lost_state_directory(pair: Pair, tool: Tool) -> None:
     pair.check()
 
 
+@pytest.mark.parametrize("held", [True, False])
+def test_nothing_to_do_is_not_said_of_a_lost_group(pair: Pair, tool: Tool, held: bool) -> None:
+    """Whatever was not named: everybody is, with what to do, and that works."""
+    holder = tool.suspend(*pair.pids).expect(0).json["groups"][0]["holder"]
+    if not held:
+        tool.run("stop", *pair.pids).expect(0)
+    for path in Path(tool.state_dir).iterdir():
+        path.unlink()
+    note = tool.run("status").expect(0).json["groups"][0]["note"]
+    assert (str(holder) in note) == held and "run recover {} {}".format(*sorted(pair.pids)) in note
+    for words in (("recover",), ("recover", "--to", "suspended"), *([("resume", "--all")] if held else [])):
+        answer = tool.run(*words, "--driver", "sim").expect(3)
+        assert answer.json["reason"] == ("held-elsewhere" if held else "unrecorded"), answer
+        message = answer.json["error"]["message"]
+        assert all(str(pid) in message for pid in pair.pids) and (not held or f"kill {holder}" in message), message
+    assert records(tool) == []
+    if held:
+        end_process(holder, signal.SIGTERM)
+    await_running(pair)
+    tool.run("resume", "--driver", "sim", "--all").expect(0)
+    running(tool)
+    pair.check()
+
+
+def test_another_directory_s_group_does_not_stand_in_the_way(
+    pair: Pair, start_worker: Start, tool: Tool, machine: Setting
+) -> None:
+    """Groups of here are brought back; then it is told that another one stays as it is."""
+    other_worker = start_worker(0)
+    with Tool(machine) as other:
+        other.suspend(*pair.pids).expect(0)
+        tool.suspend(other_worker.pid).expect(0)
+        answer = tool.run("resume", "--driver", "sim", "--all").expect(3)
+        assert answer.json["reason"] == "held-elsewhere" and [g["state"] for g in answer.json["groups"]] == ["running"]
+        other_worker.check()
+        other.resume(*pair.pids).expect(0)
+    running(tool)
+    pair.check()
+
+
+def test_nobody_is_told_of_a_command_at_work_elsewhere(
+    pair: Pair, tool: Tool, machine: Setting, background: Run
+) -> None:
+    """A recover without a name passes over what another command, with another state directory, is at work on."""
+    first = at_the_checkpoint(pair, machine, background)
+    with Tool(machine) as other:
+        assert other.run("recover", "--driver", "sim").expect(0).json["already"] is True
+        assert other.run("resume", "--driver", "sim", "--all").expect(3).json["reason"] == "busy"
+        machine.inject("")
+        first.end().expect(0)
+        assert other.run("recover", "--driver", "sim").expect(3).json["reason"] == "held-elsewhere"
+    tool.resume(*pair.pids).expect(0)
+    running(tool)
+    pair.check()
+
+
+def test_damaged_record_is_recovered(pair: Pair, tool: Tool) -> None:
+    """Also where nothing is named: the holder's own file says that the group is of here."""
+    tool.suspend(*pair.pids).expect(0)
+    record = next(Path(tool.state_dir).glob("group-*.json"))
+    record.write_text(record.read_text()[:200])
+    answer = tool.run("recover", "--driver", "sim").expect(0)
+    assert not answer.json["already"] and [rank["state"] for rank in answer.json["groups"][0]["ranks"]] == [
+        "suspended", "suspended"
+    ]  # fmt: skip
+    record.unlink()
+    tool.resume(*pair.pids).expect(0)
+    running(tool)
+    pair.check()
+
+
 def test_lost_state_directory_with_a_holder(pair: Pair, tool: Tool) -> None:
     """Something cleaned /tmp: the holder is named, and ending it is the way out."""
     holder = tool.suspend(*pair.pids).expect(0).json["groups"][0]["holder"]
@@ -263,10 +359,8 @@ def test_lost_state_directory_with_a_holder(pair: Pair, tool: Tool) -> None:
         path.unlink()
     answer = tool.resume(*pair.pids).expect(3)
     assert answer.json["reason"] == "held-elsewhere" and f"kill {holder}" in answer.json["error"]["message"]
-    os.kill(holder, signal.SIGTERM)
-    until = time.monotonic() + 20
-    while stopped_threads(pair.first.pid) and time.monotonic() < until:
-        time.sleep(0.01)
+    end_process(holder, signal.SIGTERM)
+    await_running(pair)
     tool.resume(*pair.pids).expect(0)
     running(tool)
     pair.check()
@@ -315,32 +409,30 @@ def test_reused_pid_is_not_believed(pair: Pair, tool: Tool) -> None:
     pair.check()
 
 
-def test_one_command_at_a_time(pair: Pair, tool: Tool, machine: Setting, background: Callable[..., object]) -> None:
+def test_one_command_at_a_time(pair: Pair, tool: Tool, machine: Setting, background: Run) -> None:
     """The second is told the pid of the first."""
-    machine.inject("cuCheckpointProcessCheckpoint 1 delay 3000")
-    first = background("suspend", *pair.pids)
-    first.wait_for_step("checkpoint")  # type: ignore[attr-defined]
+    first = at_the_checkpoint(pair, machine, background)
     for words in (("resume",), ("recover",), ("suspend",)):
         answer = tool.run(*words, "--driver", "sim", *pair.pids).expect(3)
         assert answer.json["reason"] == "busy" and answer.json["next"] == "retry"
-    first.end().expect(0)  # type: ignore[attr-defined]
+    machine.inject("")
+    first.end().expect(0)
     tool.resume(*pair.pids).expect(0)
     pair.check()
 
 
 def test_one_command_at_a_time_whatever_its_directory(
-    pair: Pair, tool: Tool, machine: Setting, background: Callable[..., object]
+    pair: Pair, tool: Tool, machine: Setting, background: Run
 ) -> None:
     """Root's and a user's, or one that was told another place: refused, and nothing is left there."""
-    machine.inject("cuCheckpointProcessCheckpoint 1 delay 3000")
-    first = background("suspend", *pair.pids)
-    first.wait_for_step("checkpoint")  # type: ignore[attr-defined]
+    first = at_the_checkpoint(pair, machine, background)
     with Tool(machine) as other:
         for words in (("resume",), ("recover",), ("suspend",)):
             answer = other.run(*words, "--driver", "sim", *pair.pids).expect(3)
             assert answer.json["reason"] == "busy", answer
-            assert str(first.process.pid) in answer.json["error"]["message"]  # type: ignore[attr-defined]
-        first.end().expect(0)  # type: ignore[attr-defined]
+            assert str(first.process.pid) in answer.json["error"]["message"]
+        machine.inject("")
+        first.end().expect(0)
         for words in (("resume",), ("recover",)):
             assert other.run(*words, "--driver", "sim", *pair.pids).expect(3).json["reason"] == "held-elsewhere"
         assert records(other) == []
@@ -351,18 +443,19 @@ def test_one_command_at_a_time_whatever_its_directory(
 
 @pytest.mark.parametrize("step", ["lock", "checkpoint"])
 def test_holder_killed_under_a_command(
-    pair: Pair, tool: Tool, machine: Setting, background: Callable[..., object], step: str
+    pair: Pair, tool: Tool, machine: Setting, background: Run, step: str
 ) -> None:
     """Another one takes its place."""
-    machine.inject(f"cuCheckpointProcess{step.title()} 1 delay 3000")
+    machine.inject(f"cuCheckpointProcess{step.title()} 1 hold")
     command = background("suspend", *pair.pids)
-    command.wait_for_step(step)  # type: ignore[attr-defined]
-    pid = command.process.pid  # type: ignore[attr-defined]
+    command.wait_for_step(step)
+    machine.wait_until_held()
+    pid = command.process.pid
     below = processes.descendants([pid], processes.all_processes())
-    os.kill(next(one.pid for one in below if one.comm == "gpushare-holder"), signal.SIGKILL)
-    command.end().expect(0)  # type: ignore[attr-defined]
-    assert "python" in stopped_threads(pair.first.pid)
+    end_process(next(one.pid for one in below if one.comm == "gpushare-holder"))
     machine.inject("")
+    command.end().expect(0)
+    assert "python" in stopped_threads(pair.first.pid)
     tool.resume(*pair.pids).expect(0)
     running(tool)
     pair.check()

@@ -32,6 +32,7 @@ def place(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(270)
 def test_first_cycle_as_it_stands(place: Path, tmp_path: Path) -> None:
     script = "set -eux\n" + "".join(re.findall(r"^```sh\n(.*?)^```", PAGE.read_text(), re.M | re.S))
     state = fresh_state()
@@ -53,8 +54,10 @@ def test_first_cycle_as_it_stands(place: Path, tmp_path: Path) -> None:
         start_new_session=True,
     )
     try:
-        output, _ = shell.communicate(timeout=90)
+        output, _ = shell.communicate(timeout=240)
         assert shell.returncode == 0, output
+        left = {path.name for path in (place / "docs" / "tutorial").iterdir()} - {"__pycache__"}
+        assert left == {path.name for path in PAGE.parent.iterdir()} - {"__pycache__"}, "it leaves nothing behind"
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(shell.pid, signal.SIGKILL)  # the pair, should the script have ended before its `kill`

@@ -37,14 +37,6 @@ def pool(worker: Worker, bare: Worker) -> int:
     return int(one)
 
 
-def event(worker: Worker, bare: Worker) -> int:
-    """Export an event."""
-    del bare
-    one = worker.event_create(6)
-    worker.event_ipc_get(one)
-    return int(one)
-
-
 def dma_buf(worker: Worker, bare: Worker) -> int:
     """Give memory to another device, as a network card's driver does; the descriptor is closed at once."""
     del bare
@@ -96,7 +88,6 @@ KINDS = {
                    lambda one, made: one.mem_release(made),
                    {"SIMCUDA_FABRIC": "1", "GPUSHARE_FABRIC": "keep"}),
     "exported-pool": Kind(pool, lambda one, made: one.pool_destroy(made)),
-    "ipc-event": Kind(event, lambda one, made: one.event_destroy(made)),
     "external-memory": Kind(lambda one, bare: one.external_memory_import(MIB),
                             lambda one, made: one.external_memory_destroy(made)),
     "external-semaphore": Kind(lambda one, bare: one.external_semaphore_import(),
@@ -120,6 +111,7 @@ def test_every_kind_with_a_way_out_is_here() -> None:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_uncarried_kind_is_refused(start_worker: Start, tool: Tool, name: str) -> None:
+    """FR-24 (memory that network cards write to), FR-42 (exported pools): named, and gone when the object is."""
     refused_while_it_lives(start_worker, tool, name, KINDS[name])
 
 

@@ -17,8 +17,8 @@ def attempt(state_dir: Path, pid: int) -> dict[str, Any]:
     targets = [HoldTarget(pid)]
     with Holder.start(state_dir) as held:
         steps: dict[str, Callable[[], object]] = {
-            "check": lambda: held.check(targets, Deadline(20)),
-            "stop": lambda: held.stop(targets, Deadline(20)),
+            "check": lambda: held.check(targets, Deadline(60)),
+            "stop": lambda: held.stop(targets, Deadline(60)),
         }
         for name, step in steps.items():
             try:

@@ -27,7 +27,6 @@ from gpususpend.journal import Kind, Member, PendingCall, Record, Stage
 from gpususpend.progress import Progress
 from gpususpend.session import Context, Session
 from gpususpend.statedir import StateDir
-from tests.unit.fake_shim import sleeper
 
 GIB = 1 << 30
 PHASES = ("running", "quiescing", "quiesced", "released", "sealed", "loading", "loaded", "remapped")
@@ -144,6 +143,9 @@ class ModelShim:
     def _close_memory(self, fields: dict[str, Any]) -> dict[str, Any]:
         self._need(all(shim.gates != "open" for shim in self.world.shims.values()), "close-memory before all drained")
         self.phase, self.gates = "quiesced", "closed"
+        return {}
+
+    def _imports(self, fields: dict[str, Any]) -> dict[str, Any]:
         return {}
 
     def _orphans(self, fields: dict[str, Any]) -> dict[str, Any]:
@@ -313,7 +315,7 @@ class ModelHolder:
         self.world = world
         self.mine: set[int] = set()
 
-    def check(self, targets: Sequence[HoldTarget], deadline: Deadline) -> None:
+    def check(self, targets: Sequence[HoldTarget], deadline: Deadline, holders: Sequence[int] = ()) -> None:
         """Allowed."""
 
     def stop(self, targets: Sequence[HoldTarget], deadline: Deadline) -> None:
@@ -381,6 +383,10 @@ class ModelTools:
         progress(size)
         return ModelArena(os.memfd_create("model"), size, ArenaKind.THP)
 
+    def is_dumpable(self, pid: int) -> bool:
+        """All are."""
+        return True
+
     def check_memory(self, charges: Sequence[tuple[int, int]]) -> None:
         """There is enough."""
 
@@ -389,7 +395,9 @@ class ModelTools:
         users = [pid for pid, state in self.world.states.items() if state != DriverState.CHECKPOINTED and alive(pid)]
         return {"GPU-a": GpuUsage(len(users) * 2 * GIB, 80 * GIB, dict.fromkeys(users, 2 * GIB))}
 
-    def await_calls(self, calls: Sequence[PendingCall], deadline: Deadline) -> bool:
+    def await_calls(
+        self, calls: Sequence[PendingCall], deadline: Deadline, while_waiting: Callable[[], None] = lambda: None
+    ) -> bool:
         """Tell whether the hanging calls were let go."""
         return not self.world.hang
 
@@ -413,7 +421,7 @@ class Scene:
     world: World
     context: Context
     members: list[Member]
-    processes: list[subprocess.Popen[str]]
+    processes: list[subprocess.Popen[bytes]]
     record: Record
 
     @property
@@ -462,11 +470,22 @@ class Scene:
 
 
 @contextmanager
+def bystander() -> Iterator[subprocess.Popen[bytes]]:
+    """Run a process that does nothing, for its pid."""
+    process = subprocess.Popen(["sleep", "600"])
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
 def scene(tmp_path: Path, count: int = 3, **limits: float) -> Iterator[Scene]:
     """Make a group of `count` ranks that run."""
     world = World()
     with ExitStack() as stack:
-        children = [stack.enter_context(sleeper()) for _ in range(count)]
+        children = [stack.enter_context(bystander()) for _ in range(count)]
         members = []
         for child in children:
             process = processes.read_process(child.pid)

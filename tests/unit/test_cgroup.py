@@ -171,7 +171,7 @@ def real_group() -> Iterator[Path]:
 
 
 def test_a_real_group_limits_what_is_below_it(real_group: Path) -> None:
-    process = subprocess.Popen(["sleep", "60"])
+    process = subprocess.Popen(["sleep", "600"])
     try:
         (real_group / "cgroup.procs").write_text(str(process.pid))
         with pytest.raises(errors.NotEnoughMemory) as caught:
@@ -184,3 +184,11 @@ def test_a_real_group_limits_what_is_below_it(real_group: Path) -> None:
     finally:
         process.kill()
         process.wait()
+
+
+def test_mounts_are_read_once(machine: Path) -> None:
+    """A process that does not answer is looked at again and again."""
+    assert cgroup.frozen_by(10, machine) == ""
+    (machine / "proc/self/mountinfo").unlink()
+    group(machine, "", cgroup__events="populated 1\nfrozen 1")
+    assert cgroup.frozen_by(10, machine) == "/"

@@ -14,6 +14,7 @@ import pytest
 
 from gpususpend import driver, errors, helpers, processes
 from gpususpend.deadline import Deadline
+from gpususpend.defaults import limits_with
 from gpususpend.driver import DriverProcess, DriverResult
 from gpususpend.driver_process import NOT_CALLED
 from gpususpend.helpers import HelperFailed
@@ -44,7 +45,7 @@ def release(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     """The file whose existence lets calls on the hanging pid return."""
     path = tmp_path / "release"
     monkeypatch.setattr(driver, "SIMULATED_LIBRARY", library)
-    monkeypatch.setattr(driver, "_GRACE_S", 1.0)
+    monkeypatch.setattr(driver, "LIMITS", limits_with(helper_grace_s=60.0))
     monkeypatch.setenv("FAKE_RELEASE", str(path))
     yield path
     path.touch()
@@ -57,19 +58,19 @@ def start(state_dir: Path) -> DriverProcess:
 def test_answers(state_dir: Path, release: Path) -> None:
     with start(state_dir) as process:
         assert process.version() == driver.DriverVersion("580.159.04", 13000, True)
-        states = process.states([GOOD, REFUSED, UNKNOWN_RESULT, UNKNOWN_STATE], Deadline(20))
+        states = process.states([GOOD, REFUSED, UNKNOWN_RESULT, UNKNOWN_STATE], Deadline(60))
         assert states[GOOD].value == driver.DriverState.CHECKPOINTED
         assert states[GOOD].ok
         assert (states[REFUSED].code, states[REFUSED].name) == (401, "CUDA_ERROR_ILLEGAL_STATE")
         assert (states[UNKNOWN_RESULT].code, states[UNKNOWN_RESULT].name) == (4242, "unknown result 4242")
         assert (states[UNKNOWN_STATE].code, states[UNKNOWN_STATE].value) == (0, 77)
-        assert process.restore_threads([GOOD], Deadline(20))[GOOD].value == GOOD + 100
+        assert process.restore_threads([GOOD], Deadline(60))[GOOD].value == GOOD + 100
         assert process.lock([GOOD, REFUSED], 0.0)[GOOD].ok
         assert process.lock([UNKNOWN_RESULT], 5)[UNKNOWN_RESULT].code == 4242
-        assert process.checkpoint([GOOD], Deadline(20))[GOOD].ok
-        assert process.restore([GOOD], [], Deadline(20))[GOOD].ok
-        assert process.unlock([GOOD], Deadline(20))[GOOD].ok
-        assert process.unlock([], Deadline(20)) == {}
+        assert process.checkpoint([GOOD], Deadline(60))[GOOD].ok
+        assert process.restore([GOOD], [], Deadline(60))[GOOD].ok
+        assert process.unlock([GOOD], Deadline(60))[GOOD].ok
+        assert process.unlock([], Deadline(60)) == {}
     assert os.listdir(state_dir) == []
     # Not even a zombie is left.
     assert not Path(f"/proc/{process.pid}").exists()
@@ -81,21 +82,21 @@ def test_gpu_pairs_reach_the_driver(
     written = tmp_path / "pairs"
     monkeypatch.setenv("FAKE_PAIRS", str(written))
     with start(state_dir) as process:
-        assert process.restore([GOOD], [(OLD, NEW), (NEW, OLD)], Deadline(20))[GOOD].ok
+        assert process.restore([GOOD], [(OLD, NEW), (NEW, OLD)], Deadline(60))[GOOD].ok
     plain = [bytes.fromhex(text.removeprefix("GPU-").replace("-", "")) for text in (OLD, NEW, NEW, OLD)]
     assert written.read_bytes() == b"".join(plain)
 
 
 def test_a_malformed_pair_is_an_answer(state_dir: Path, release: Path) -> None:
     with start(state_dir) as process:
-        result = process.restore([GOOD], [("GPU-nonsense", NEW)], Deadline(20))[GOOD]
+        result = process.restore([GOOD], [("GPU-nonsense", NEW)], Deadline(60))[GOOD]
         assert (result.code, result.finished) == (NOT_CALLED, True)
 
 
 def test_a_missing_function_is_an_answer(state_dir: Path, release: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_OLD", "1")
     with start(state_dir) as process:
-        result = process.unlock([GOOD], Deadline(20))[GOOD]
+        result = process.unlock([GOOD], Deadline(60))[GOOD]
         assert result.code == NOT_CALLED
         assert "cuCheckpointProcessUnlock" in result.name
 
@@ -103,34 +104,35 @@ def test_a_missing_function_is_an_answer(state_dir: Path, release: Path, monkeyp
 def test_calls_run_at_once_and_one_that_hangs_is_named(state_dir: Path, release: Path) -> None:
     """Pitfall 1 and 8: the others' results do not wait for it, and it is not taken for a success."""
     with start(state_dir) as process:
-        results = process.lock([HANGS, GOOD, REFUSED], 0.2)
+        process.keep_waiting = lambda pids: pids != [HANGS]
+        results = process.checkpoint([HANGS, GOOD, REFUSED], Deadline(60))
         assert results[GOOD].ok
         assert results[REFUSED].code == 401
         assert not results[HANGS].finished
         assert not results[HANGS].ok
         # The process still serves, and what comes late does not answer another request.
         release.touch()
-        assert process.states([GOOD], Deadline(20))[GOOD].value == 2
-        wait_for(lambda: driver.leftovers(state_dir)[0].results[("lock", HANGS)].finished)
-        assert process.unlock([GOOD], Deadline(20))[GOOD].ok
+        assert process.states([GOOD], Deadline(60))[GOOD].value == 2
+        wait_for(lambda: driver.leftovers(state_dir)[0].results[("checkpoint", HANGS)].finished)
+        assert process.unlock([GOOD], Deadline(60))[GOOD].ok
 
 
 def test_the_process_outlives_a_call_and_writes_what_it_returned(state_dir: Path, release: Path) -> None:
     process = start(state_dir)
-    assert not process.lock([HANGS], 0.2)[HANGS].finished
+    assert not process.checkpoint([HANGS], Deadline(0.2))[HANGS].finished
     process.close()
     (left,) = driver.leftovers(state_dir)
     assert left.alive()
     assert (left.pid, left.start_time) == (process.pid, process.start_time)
     assert os.getsid(left.pid) == left.pid
     assert {os.readlink(f"/proc/{left.pid}/fd/{fd}") for fd in (0, 1, 2)} == {"/dev/null"}
-    assert not left.results[("lock", HANGS)].finished
+    assert not left.results[("checkpoint", HANGS)].finished
     # A service manager that stops everything does not break the call off.
     os.kill(left.pid, signal.SIGTERM)
     release.touch()
     wait_for(lambda: not left.alive())
     (left,) = driver.leftovers(state_dir)
-    assert left.results[("lock", HANGS)].ok
+    assert left.results[("checkpoint", HANGS)].ok
     driver.forget(state_dir, left)
     assert os.listdir(state_dir) == []
 
@@ -161,10 +163,10 @@ process.lock([{HANGS}], 1000)
 
 def test_a_driver_process_that_dies_is_not_taken_for_success(state_dir: Path, release: Path) -> None:
     with start(state_dir) as process:
-        results = process.checkpoint([KILLS], Deadline(20))
+        results = process.checkpoint([KILLS], Deadline(60))
         assert results == {KILLS: DriverResult(0, "not returned", 0.0, finished=False)}
         with pytest.raises(HelperFailed):
-            process.states([GOOD], Deadline(20))
+            process.states([GOOD], Deadline(60))
 
 
 @pytest.mark.parametrize(("code", "name"), [("100", "CUDA_ERROR_NO_DEVICE"), ("999", "CUDA_ERROR_UNKNOWN")])
@@ -241,7 +243,7 @@ def test_threads_of_the_caller_do_not_hinder_the_start(state_dir: Path, release:
     thread.start()
     try:
         with start(state_dir) as process:
-            assert process.states([GOOD], Deadline(20))[GOOD].ok
+            assert process.states([GOOD], Deadline(60))[GOOD].ok
     finally:
         done.set()
         thread.join()

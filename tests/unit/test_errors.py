@@ -12,7 +12,6 @@ import pytest
 
 import gpususpend
 from gpususpend import errors
-from gpususpend.defaults import Limits
 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "cli.md"
 
@@ -63,10 +62,3 @@ def test_reason_is_that_of_the_cause() -> None:
     """A deadline that ended in rollback says so."""
     late = errors.DeadlinePassed(step="lock", pid=1, seconds=60, detail="")
     assert errors.RolledBack(cause=late, count=2).reason == "deadline"
-
-
-def test_every_default_is_in_the_reference() -> None:
-    """One table holds all time limits, with the values of the code."""
-    text = REFERENCE.read_text()
-    for name, value in vars(Limits()).items():
-        assert re.search(rf"^\| `{name}` \| {value:g} \|", text, re.M), name

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpususpend import errors, gpus
+from gpususpend import cgroup, errors, gpus
 from gpususpend.gpus import Gpu, GpuUsage, NvmlGpus, SimulatedGpus
 
 A, B, C = (f"GPU-0000000{digit}-1111-2222-3333-444444444444" for digit in "abc")
@@ -20,10 +20,15 @@ class NVMLError(Exception):
     """NVML's error."""
 
 
+class NotSupported(NVMLError):
+    """Its subclass for what a model does not tell."""
+
+
 class Nvml:
     """A stand-in for pynvml with two GPUs; refuses every call outside init and shutdown."""
 
     NVMLError = NVMLError
+    NVMLError_NotSupported = NotSupported
     NVML_DEVICE_MIG_ENABLE = 1
 
     def __init__(self, fail: str = "") -> None:
@@ -76,6 +81,15 @@ def test_nvml_lists_and_tells_usage() -> None:
     assert nvml.users == 0
 
 
+def test_nvml_of_a_gpu_without_memory_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has what the machine has."""
+    monkeypatch.setattr(cgroup, "machine_limits", lambda: [cgroup.Limit("RAM", 1000, 600)])
+    monkeypatch.setattr(Nvml, "NVMLError_NotSupported", NVMLError)
+    nvml = Nvml("nvmlDeviceGetMemoryInfo")
+    assert [gpu.total_bytes for gpu in NvmlGpus(nvml).list()] == [1000, 1000]
+    assert NvmlGpus(nvml).usage()[A].used_bytes == 400
+
+
 @pytest.mark.parametrize("fail", ["nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetMemoryInfo"])
 def test_nvml_that_fails_is_a_missing_driver(fail: str) -> None:
     nvml = Nvml(fail)
@@ -87,9 +101,9 @@ def test_nvml_that_fails_is_a_missing_driver(fail: str) -> None:
 def test_the_simulated_gpus() -> None:
     driver = SimpleNamespace(
         version=lambda: SimpleNamespace(simulated=True),
-        simulated_devices=lambda deadline: [
-            {"uuid": A, "name": "simulated", "bytes": 100},
-            {"uuid": B, "name": "simulated", "bytes": 100},
+        devices=lambda deadline: [
+            {"uuid": A, "name": "simulated", "bytes": 100, "integrated": False},
+            {"uuid": B, "name": "simulated", "bytes": 100, "integrated": False},
         ],
         simulated_usage=lambda index, deadline: {5: 10, 7: 20} if index == 0 else {},
     )
@@ -107,13 +121,13 @@ def test_a_written_map_is_read_back(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["map"]
 
 
-def test_writing_replaces_a_link_and_not_its_target(tmp_path: Path) -> None:
+def test_writing_replaces_no_link_and_not_its_target(tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.write_text("precious")
     (tmp_path / "map").symlink_to(target)
-    gpus.write_map(tmp_path / "map", HERE)
-    assert target.read_text() == "precious"
-    assert gpus.read_map(tmp_path / "map") == [(A, A), (B, B)]
+    with pytest.raises(errors.BadFile, match="no regular file"):
+        gpus.write_map(tmp_path / "map", HERE)
+    assert target.read_text() == "precious" and (tmp_path / "map").is_symlink()
 
 
 def test_order_and_writing_of_a_map_are_free(tmp_path: Path) -> None:

@@ -16,15 +16,22 @@ from gpususpend.deadline import Deadline
 from gpususpend.holder import Holder, HoldTarget
 from tests.unit.threads_program import wait_for
 
-# Listens as a shim does, on a thread of its own, and writes down what happens to the lease.
+# Listens as a shim does, on a thread of its own, and writes down what happens to the lease. It is ready once the first
+# thread sleeps: one that was stopped on its way there would keep the interpreter's lock, or be waited for to take it.
 SHIM = """
 import os, socket, sys, threading, time
 listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 listener.bind(b"\\0nvsnap-gpushare.%d" % (os.getpid() if sys.argv[2] == "own" else int(sys.argv[2])))
 listener.listen()
 log = open(sys.argv[1], "a", buffering=1)
+SLEEPS = {"x86_64": ("230", "270", "23"), "aarch64": ("115", "72")}[os.uname().machine]  # clock_nanosleep, select
+def sleeping():
+    return open(f"/proc/self/task/{os.getpid()}/syscall").read().split()[0]
 def serve():
     open(f"/proc/self/task/{threading.get_native_id()}/comm", "w").write("nvsnap-gpushare")
+    until = time.monotonic() + 60
+    while sleeping() not in SLEEPS and time.monotonic() < until:
+        time.sleep(0.01)
     print("ready", flush=True)
     while True:
         connection, _ = listener.accept()
@@ -83,12 +90,12 @@ def test_a_kept_holder_has_a_lease_and_gives_it_back(state_dir: Path, tmp_path: 
     shim = Shim(tmp_path)
     try:
         held = Holder.start(state_dir)
-        held.stop([HoldTarget(shim.pid), HoldTarget(plain)], Deadline(20))
+        held.stop([HoldTarget(shim.pid), HoldTarget(plain)], Deadline(60))
         assert shim.said() == []
         record = held.keep()
         assert record.leases == (shim.pid,)
         assert shim.said() == ["1 lease"]
-        assert set(holder.end(record, Deadline(20)).continued) == {shim.pid, plain}
+        assert set(holder.end(record, Deadline(60)).continued) == {shim.pid, plain}
         wait_for(lambda: shim.said() == ["1 lease", "1 unlease"])
     finally:
         shim.end()
@@ -98,11 +105,11 @@ def test_a_killed_holder_breaks_its_lease(state_dir: Path, tmp_path: Path) -> No
     shim = Shim(tmp_path)
     try:
         held = Holder.start(state_dir)
-        held.stop([HoldTarget(shim.pid)], Deadline(20))
+        held.stop([HoldTarget(shim.pid)], Deadline(60))
         record = held.keep()
         os.kill(record.pid, signal.SIGKILL)
         wait_for(lambda: shim.said() == ["1 lease", "lost"])
-        holder.end(record, Deadline(20))
+        holder.end(record, Deadline(60))
     finally:
         shim.end()
 
@@ -111,11 +118,11 @@ def test_a_refused_lease_leaves_the_holder_to_the_command(state_dir: Path, tmp_p
     good, bad = Shim(tmp_path), Shim(tmp_path, answer="busy")
     try:
         with Holder.start(state_dir) as held:
-            held.stop([HoldTarget(good.pid), HoldTarget(bad.pid)], Deadline(20))
+            held.stop([HoldTarget(good.pid), HoldTarget(bad.pid)], Deadline(60))
             with pytest.raises(errors.HolderFailed, match="not now"):
                 held.keep()
             assert os.listdir(state_dir) == []
-            assert held.go(Deadline(20)).gone == ()
+            assert held.go(Deadline(60)).gone == ()
         wait_for(lambda: good.said() == ["1 lease", "1 unlease"])
     finally:
         good.end()
@@ -126,7 +133,7 @@ def test_b02_a_squatter_gets_no_lease(state_dir: Path, tmp_path: Path, plain: in
     squatter = Shim(tmp_path, pid=str(plain))
     try:
         with Holder.start(state_dir) as held:
-            held.stop([HoldTarget(plain)], Deadline(20))
+            held.stop([HoldTarget(plain)], Deadline(60))
             with pytest.raises(errors.HolderFailed, match=f"is held by pid {squatter.pid}"):
                 held.keep()
         assert squatter.said() == []
@@ -137,7 +144,7 @@ def test_b02_a_squatter_gets_no_lease(state_dir: Path, tmp_path: Path, plain: in
 def test_a_shim_that_died_does_not_hold_up_the_end(state_dir: Path, tmp_path: Path, plain: int) -> None:
     shim = Shim(tmp_path)
     held = Holder.start(state_dir)
-    held.stop([HoldTarget(shim.pid), HoldTarget(plain)], Deadline(20))
+    held.stop([HoldTarget(shim.pid), HoldTarget(plain)], Deadline(60))
     record = held.keep()
     shim.end()
-    assert holder.end(record, Deadline(20)) == holder.HolderResult(True, False, (plain,), (shim.pid,))
+    assert holder.end(record, Deadline(60)) == holder.HolderResult(True, False, (plain,), (shim.pid,))

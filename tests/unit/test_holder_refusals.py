@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ import pytest
 
 from gpususpend import errors, holder, tracing
 from gpususpend.deadline import Deadline
+from gpususpend.defaults import limits_with
 from gpususpend.holder import Holder, HoldTarget
-from tests.unit.threads_program import Counting, build
+from tests.unit.threads_program import Counting, build, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 NOBODY = 65534
@@ -53,7 +55,7 @@ from tests.unit import holder_child
 {prepare}
 print(json.dumps(holder_child.attempt(Path({str(state_dir)!r}), {pid})))
 """
-    done = subprocess.run([interpreter, "-c", script], capture_output=True, text=True, timeout=60, cwd="/")
+    done = subprocess.run([interpreter, "-c", script], capture_output=True, text=True, timeout=100, cwd="/")
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     return result
@@ -70,12 +72,21 @@ def test_ptrace_denied_by_seccomp(state_dir: Path, process: Counting) -> None:
 def test_already_traced_by_another(state_dir: Path, process: Counting) -> None:
     other = Holder.start(state_dir)
     with other, Holder.start(state_dir) as held:
-        other.stop([HoldTarget(process.pid)], Deadline(20))
+        other.stop([HoldTarget(process.pid)], Deadline(60))
         for verb in (held.check, held.stop):
             with pytest.raises(errors.CannotTrace, match=rf"pid {other.pid} \(gpushare-holder\)"):
-                verb([HoldTarget(process.pid)], Deadline(20))
+                verb([HoldTarget(process.pid)], Deadline(60))
         process.assert_stopped()
     process.assert_running()
+
+
+def test_traced_by_a_holder_that_is_to_end(state_dir: Path, process: Counting) -> None:
+    """Its threads can be stopped anew then."""
+    with Holder.start(state_dir) as kept, Holder.start(state_dir) as held:
+        kept.stop([HoldTarget(process.pid)], Deadline(20))
+        held.check([HoldTarget(process.pid)], Deadline(20), holders=[kept.pid])
+        with pytest.raises(errors.CannotTrace):
+            held.check([HoldTarget(process.pid)], Deadline(20), holders=[held.pid])
 
 
 def test_a_refusal_lets_go_of_everything(state_dir: Path, process: Counting, program: Path, tmp_path: Path) -> None:
@@ -83,11 +94,11 @@ def test_a_refusal_lets_go_of_everything(state_dir: Path, process: Counting, pro
     traced = Counting(program, tmp_path, 1)
     try:
         with Holder.start(state_dir) as other, Holder.start(state_dir) as held:
-            other.stop([HoldTarget(traced.pid)], Deadline(20))
+            other.stop([HoldTarget(traced.pid)], Deadline(60))
             with pytest.raises(errors.CannotTrace):
-                held.stop([HoldTarget(process.pid), HoldTarget(traced.pid)], Deadline(20))
+                held.stop([HoldTarget(process.pid), HoldTarget(traced.pid)], Deadline(60))
             process.assert_running()
-            assert held.go(Deadline(20)).threads == {}
+            assert held.go(Deadline(60)).threads == {}
     finally:
         traced.end()
 
@@ -107,7 +118,7 @@ def can_run(interpreter: str) -> bool:
     )
     try:
         done = subprocess.run(
-            [interpreter, "-c", code], user=NOBODY, group=NOBODY, extra_groups=[], cwd="/", timeout=30
+            [interpreter, "-c", code], user=NOBODY, group=NOBODY, extra_groups=[], cwd="/", timeout=100
         )
     except OSError:
         return False
@@ -121,8 +132,7 @@ AS_NOBODY = f"import os; os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBOD
 @pytest.fixture
 def open_state_dir(program: Path) -> Iterator[Path]:
     """A state directory that nobody owns, at a place that nobody reaches."""
-    path = Path(f"/tmp/gpushare-test-{os.getpid()}")
-    path.mkdir(mode=0o700)
+    path = Path(tempfile.mkdtemp(prefix="gpushare-test-", dir="/tmp"))
     os.chown(path, NOBODY, NOBODY)
     yield path
     shutil.rmtree(path)
@@ -131,8 +141,10 @@ def open_state_dir(program: Path) -> Iterator[Path]:
 @needs_root
 def test_an_ordinary_user_on_an_own_process(open_state_dir: Path) -> None:
     interpreter = ordinary_interpreter()
-    sleeper = subprocess.Popen(["sleep", "60"], user=NOBODY, group=NOBODY, extra_groups=[])
+    sleeper = subprocess.Popen(["sleep", "600"], user=NOBODY, group=NOBODY, extra_groups=[])
     try:
+        # Before its program has begun it is not dumpable, so nobody may trace it.
+        wait_for(lambda: Path(f"/proc/{sleeper.pid}/comm").read_text() == "sleep\n")
         said = stop_in_child(open_state_dir, sleeper.pid, AS_NOBODY, interpreter)
         scope = Path("/proc/sys/kernel/yama/ptrace_scope")
         if scope.exists() and scope.read_text().strip() != "0":
@@ -174,15 +186,19 @@ def test_yama_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, scope: s
     yama.mkdir(parents=True)
     (yama / "ptrace_scope").write_text(f"{scope}\n")
     monkeypatch.setattr(tracing, "PROC", str(tmp_path))
-    denied = tracing.refusal(4711, 4711, PermissionError(1, "Operation not permitted"))
+    error = PermissionError(1, "Operation not permitted")
+    denied = tracing.refusal(4711, 4711, error)
     assert (denied.detail, denied.setting) == (detail, f"kernel.yama.ptrace_scope={scope}")
+    (target / "status").write_text("TracerPid:\t99\n")
+    assert tracing.refusal(4711, 4711, error).setting == "TracerPid"
+    assert tracing.refusal(4711, 4711, error, holders=[99]).setting == f"kernel.yama.ptrace_scope={scope}"
 
 
 @needs_root
 def test_B12_no_process_can_be_made(open_state_dir: Path) -> None:
     """Starting fails, and no signal is sent to anybody: a cleanup with pid -1 would reach the whole session."""
     interpreter = ordinary_interpreter()
-    bystander = subprocess.Popen(["sleep", "60"], user=NOBODY, group=NOBODY, extra_groups=[])
+    bystander = subprocess.Popen(["sleep", "600"], user=NOBODY, group=NOBODY, extra_groups=[])
     script = f"""
 import sys; sys.path.insert(0, {str(ROOT)!r}); sys.dont_write_bytecode = True
 import os, resource, signal
@@ -199,7 +215,7 @@ except HelperFailed as error:
     print(error, sent)
 """
     try:
-        done = subprocess.run([interpreter, "-c", script], capture_output=True, text=True, timeout=60, cwd="/")
+        done = subprocess.run([interpreter, "-c", script], capture_output=True, text=True, timeout=100, cwd="/")
         assert (
             done.stdout == "the holder process failed: it cannot be started: Resource temporarily unavailable []\n"
         ), done
@@ -211,10 +227,10 @@ except HelperFailed as error:
 
 def test_a_holder_that_breaks_is_reported(state_dir: Path, process: Counting) -> None:
     with Holder.start(state_dir) as held:
-        held.stop([HoldTarget(process.pid)], Deadline(20))
+        held.stop([HoldTarget(process.pid)], Deadline(60))
         os.kill(held.pid, signal.SIGKILL)
         with pytest.raises(errors.HolderFailed, match="ended"):
-            held.go(Deadline(20))
+            held.go(Deadline(60))
     process.assert_running()
 
 
@@ -223,10 +239,10 @@ def test_a_late_answer_is_not_taken_for_the_next_one(
 ) -> None:
     with Holder.start(state_dir) as held:
         os.kill(held.pid, signal.SIGSTOP)
-        monkeypatch.setattr(holder, "_ANSWER_S", 0.1)
+        monkeypatch.setattr(holder, "LIMITS", limits_with(helper_grace_s=0.1))
         with pytest.raises(errors.HolderFailed, match="does not answer"):
             held.stop([HoldTarget(process.pid)], Deadline(0.1))
         os.kill(held.pid, signal.SIGCONT)
         monkeypatch.undo()
-        assert held.go(Deadline(20)).threads == {}
+        assert held.go(Deadline(60)).threads == {}
         process.assert_running()

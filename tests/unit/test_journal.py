@@ -89,7 +89,7 @@ def test_a_look_keeps_nobody_out(journal: Journal, tmp_path: Path) -> None:
     holding.enter_context(other.held("g1"))
     timer = threading.Timer(0.1, holding.close)
     timer.start()
-    with journal.held("g1"):
+    with journal.held("g1", patience_s=60):
         timer.join()
 
 

@@ -21,7 +21,7 @@ def ranks(count: int) -> list[Rank]:
 def test_all_ranks_run_at_once() -> None:
     """Each waits for all others: one after the other would never end (pitfall 1)."""
     barrier = threading.Barrier(8)
-    slots = phases.parallel(ranks(8), lambda rank: barrier.wait(10))
+    slots = phases.parallel(ranks(8), lambda rank: barrier.wait(60))
     assert sorted(slot.values[0] for slot in slots) == list(range(8))
 
 
@@ -81,15 +81,22 @@ def test_death_is_reported_before_what_it_causes() -> None:
     assert phases.worst([late, failed]) is failed
 
 
-def test_progress_counts_finished_ranks() -> None:
-    """While the slow one still works."""
-    seen: list[int] = []
-    phases.parallel(ranks(3), lambda rank: time.sleep(0.5 if rank.pid == 1002 else 0), seen.append)
-    assert 2 in seen and seen[-1] == 3
+def test_progress_knows_who_is_waited_for() -> None:
+    """The slow one, while it still works (FR-21)."""
+    seen: list[list[int]] = []
+    alone = threading.Event()
+
+    def look(pids: list[int]) -> None:
+        seen.append(pids)
+        if pids == [1002]:
+            alone.set()
+
+    slots = phases.parallel(ranks(3), lambda rank: alone.wait(60) if rank.pid == 1002 else True, look)
+    assert phases.results("load", slots) == {1000: True, 1001: True, 1002: True} and seen[-1] == []
 
 
 def test_threads_are_gone_afterwards() -> None:
     """Joined, each of them."""
-    before = threading.active_count()
+    before = set(threading.enumerate())
     phases.parallel(ranks(16), lambda rank: os.getpid())
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before

@@ -65,14 +65,14 @@ class ModelRank:
 def test_ranks_that_are_behind_catch_up() -> None:
     """Rank 1 is three collectives behind: exactly three are let through, and no more."""
     model = Model([5, 2, 5, 5])
-    admitted = quiesce.drain_all(model.ranks(), Deadline(10), lambda: None)  # type: ignore[arg-type]
+    admitted = quiesce.drain_all(model.ranks(), Deadline(10), lambda pids: None)  # type: ignore[arg-type]
     assert model.launched == [5, 5, 5, 5] and admitted == model.admits == 3
 
 
 def test_many_launches_behind_cost_no_stall_each() -> None:
     """Two hundred kernels between two collectives are let through within the deadline."""
     model = Model([200, 0])
-    quiesce.drain_all(model.ranks(), Deadline(5), lambda: None)  # type: ignore[arg-type]
+    quiesce.drain_all(model.ranks(), Deadline(5), lambda pids: None)  # type: ignore[arg-type]
     assert model.launched == [200, 200]
 
 
@@ -81,7 +81,7 @@ def test_a_cut_is_found_through_any_traffic(first: int) -> None:
     """Seeded ranks and programs; the deadline is the command's own, in the time of the model."""
     for seed in range(first, first + 10):
         ranks = ranks_model.world(seed)
-        cut = Cut(ranks.ranks, ranks.deadline(LIMITS.timeout_s), lambda: None, random.Random(seed))  # type: ignore[arg-type]
+        cut = Cut(ranks.ranks, ranks.deadline(LIMITS.timeout_s), lambda pids: None, random.Random(seed))  # type: ignore[arg-type]
         try:
             cut.find()
         except errors.DeadlinePassed as error:
@@ -96,7 +96,7 @@ def test_a_busy_rank_gets_its_own_next_launch_if_nobody_else_has_one() -> None:
     rank = world.ranks[0]
     rank.closed = True
     rank._launch(rank.threads[0])
-    assert Cut(world.ranks, world.deadline(10), lambda: None).find() >= 1  # type: ignore[arg-type]
+    assert Cut(world.ranks, world.deadline(10), lambda pids: None).find() >= 1  # type: ignore[arg-type]
 
 
 def test_work_that_never_ends_meets_the_deadline() -> None:
@@ -107,14 +107,15 @@ def test_work_that_never_ends_meets_the_deadline() -> None:
             return Reply(True, {"drained": "0", "waiting": "0", "admitted": "0", "in_flight": "2"})
 
     with pytest.raises(errors.DeadlinePassed) as caught:
-        quiesce.drain_all([Stuck(Model([0]), 7)], Deadline(0.2), lambda: None)  # type: ignore[list-item]
+        quiesce.drain_all([Stuck(Model([0]), 7)], Deadline(0.2), lambda pids: None)  # type: ignore[list-item]
     assert caught.value.facts["pid"] == 107 and "2 calls in flight" in str(caught.value)
 
 
 def test_an_interruption_is_seen_between_two_looks() -> None:
     """`check` ends it."""
 
-    def check() -> None:
+    def check(pids: list[int]) -> None:
+        assert pids
         raise errors.Interrupt(step="quiesce", pid=0, signal="SIGINT")
 
     with pytest.raises(errors.Interrupt):

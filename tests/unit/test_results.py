@@ -64,7 +64,7 @@ def write(generate: ModuleType, name: str, content: dict[str, Any]) -> None:
 
 
 def test_committed_page_is_what_the_script_makes() -> None:
-    done = subprocess.run([sys.executable, SCRIPT, "--check"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, SCRIPT, "--check"], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
 
 
@@ -96,6 +96,37 @@ def test_page_shows_a_measurement_of_the_store(generate: ModuleType) -> None:
     assert "| save | 1.80 GB/s | bare writes | 2.00 | 0.90 | ratio >= 0.95 | **missed** |" in page
 
 
+def gpu_bench(**changes: Any) -> dict[str, Any]:
+    """Return a record of the benchmark on GPUs."""
+    line = {
+        "what": "stop", "value": 1.5, "unit": "s", "baseline": "bare driver", "baseline_value": 15.0, "ratio": 0.1,
+        "limit": "<= 1.6 s", "within_limit": True, "note": "huge pages",
+    }  # fmt: skip
+    case = {"name": "large", "status": "run", "reason": "", "seconds": 9.0, "facts": {}, "lines": [line]}
+    missing = {"name": "nccl", "status": "not run", "reason": "no PyTorch", "seconds": 0.0, "facts": {}, "lines": []}
+    missed = {**case, "lines": [{**line, "what": "load", "within_limit": False, "note": ""}]}
+    base = {
+        "schema": "gpushare-gpu-bench/1", "commit": "aaaabbbbcccc", "date": "2026-01-01", "load": 0.5,
+        "host": {"cpus": 16, "machine": "x86_64", "kernel": "6.1", "python": "3.12"}, "simulated": False,
+        "driver": {"kind": "real", "version": "580.1"}, "gpus": [{"name": "GPU X"}] * 2,
+        "command": ["python", "-m", "tests.bench.gpu"], "cases": [case, missed, missing],
+    }  # fmt: skip
+    return base | changes
+
+
+def test_page_shows_the_benchmark_on_gpus(generate: ModuleType) -> None:
+    """With what was missed, and what was not run and why."""
+    write(generate, "speed", gpu_bench())
+    page = generate.page()
+    for part in ("## speed", "`aaaabbbbcccc`", "2 x GPU X", "`python -m tests.bench.gpu`"):
+        assert part in page
+    assert "| stop | 1.50 s | bare driver | 15.00 | 0.10 | <= 1.6 s | held, huge pages |" in page
+    assert "| load | 1.50 s | bare driver | 15.00 | 0.10 | <= 1.6 s | **missed** |" in page
+    assert "| nccl: not run |  |  |  |  |  | no PyTorch |" in page
+    write(generate, "speed", gpu_bench(simulated=True))
+    assert "1.50 s" not in generate.page() and "nccl: not run" in generate.page()
+
+
 def test_page_puts_servers_side_by_side(generate: ModuleType) -> None:
     """With the shim and with the driver alone, whose steps are no phases; what ended a run stands beside it."""
     counted = {"requests": 2, "requests_equal": 1, "tokens": 100, "tokens_equal_before_first_difference": 90}
@@ -110,15 +141,49 @@ def test_page_puts_servers_side_by_side(generate: ModuleType) -> None:
     ]}]}  # fmt: skip
     up = {"groups": [{"phases": [{"name": "load", "seconds": 1.0, "bytes": 10**9}]}]}
     with_shim = {"suspend": {"seconds": 13.5, "report": down}, "resume": {"seconds": 1.5, "report": up},
-                 "same_alone": True, "agreement": counted}  # fmt: skip
+                 "same_alone": True, "agreement": counted, "in_flight_while_suspended": 2}  # fmt: skip
     bare = {"suspend": {"seconds": 25.0, "report": {"lock": {"codes": [0], "seconds": 1.0},
                                                     "checkpoint": {"codes": [0], "seconds": 20.0}}}}
     write(generate, "a", {**common, "mode": "shim", "cycles": [with_shim]})
     write(generate, "b", {**common, "mode": "bare", "cycles": [bare], "error": "restore answered 1"})
+    write(generate, "c", {**common, "mode": "off", "wrong": ["too late"], "cut": "9 s left",
+                          "differences": ["NCCL_P2P_DISABLE=1", "more"],
+                          "cycles": [{**with_shim, "in_flight_while_suspended": 0}]})
+    write(generate, "d", {**common, "mode": "shim", "cycles": [], "simulated": True})
     page = generate.page()
     assert "| a | shim | 11 | 7 | 1 | 4.00 | 13.50 | 1.50 | 1 of 1 | 90 of 100 | 90 of 100 |  |" in page
     assert "| b | bare | 11 | 7 | 0 |  |  |  | 0 of 0 |  | 90 of 100 | restore answered 1 |" in page
     assert "| suspend | checkpoint | 20.000 |" in page
+    # Requests that had ended before the suspend show nothing.
+    assert "| c | off | 11 | 7 | 1 | 4.00 | 13.50 | 1.50 | 1 of 1 | whether any was is not recorded |" in page
+    assert "| 90 of 100 | too late; 9 s left |" in page
+    assert "- differs from a stock start: NCCL_P2P_DISABLE=1; more" in page and "### d" not in page
+
+
+def test_page_shows_flipped_bits_and_stores(generate: ModuleType) -> None:
+    flipped = {"address": "0x7f00", "before": "a4b2", "after": "a432"}
+    command = {"seconds": 2.0, "report": report({"name": "release", "bytes": 1, "seconds": 1.0})}
+    record = {
+        "schema": "gpushare-vllm/1", "commit": "abcdef012345", "date": "2026-01-01", "driver": "580.1", "mode": "shim",
+        "argv": ["python"], "command": ["vllm"], "environment": {}, "cycles": [],
+        "negative_controls": {
+            "weight": {**flipped, "answer": {"differs": True, "first_token_that_differs": 0}},
+            "weight_back": flipped,
+            "kv_block": {**flipped, "answer": {"differs": False, "first_token_that_differs": None}},
+        },
+        "stored": [
+            {"suspend": command, "resume": command, "bytes": {"new": 3 * 10**9, "zeros": 10**9},
+             "shared": {"share_of_weights": 0.5, "reason": {"bytes_without_an_allocation_of_their_own": 7}}},
+            {"suspend": command, "resume": command, "bytes": {"known": 10**9}, "new_chunks_in_weights": []},
+        ],
+    }  # fmt: skip
+    write(generate, "one", record)
+    page = generate.page()
+    assert "one bit of a weight flipped (`a4b2` to `a432` at `0x7f00`), another answer: from token 0 on" in page
+    assert "one bit of a live KV block flipped" in page and "**not noticed**" in page
+    assert "save 1: 3.00 GB new, 1.00 GB zeros; suspend 2.00 s, resume 2.00 s; shared with" in page
+    assert '0.500 of the weights ({"bytes_without_an_allocation_of_their_own": 7})' in page
+    assert "save 2: 1.00 GB known; suspend 2.00 s, resume 2.00 s; new chunks inside weights: 0" in page
 
 
 def test_simulated_run_shows_no_times(generate: ModuleType) -> None:

@@ -42,6 +42,24 @@ def test_B15_other_modes_are_refused(tmp_path: Path, mode: int) -> None:
     path.chmod(0o700)
 
 
+def test_a_refusal_takes_no_record_away(tmp_path: Path) -> None:
+    """It says what to look at and how to go on; to remove the directory may be to remove the only way back."""
+    path, good = tmp_path / "state", tmp_path / "good"
+    for directory in (path, good):
+        directory.mkdir(mode=0o700)
+    path.chmod(0o770)
+    link, file, nowhere = tmp_path / "link", tmp_path / "file", tmp_path / "none" / "state"
+    link.symlink_to(good)
+    file.write_text("")
+    ways = {path: f"chmod 700 {path}", link: "if that is yours, name it", file: "See what it is", nowhere: "See to"}
+    for place, way_out in ways.items():
+        with pytest.raises(errors.UnsafeStateDir) as caught:
+            StateDir.open(str(place))
+        message = str(caught.value)
+        assert way_out in message and "--state-dir" in message and "remove" not in message, message
+        assert ("record of a suspended group" in message) == (place in (path, link)), message
+
+
 def test_B15_symlinked_directory_is_refused(tmp_path: Path) -> None:
     """Even to a directory that would do."""
     good = tmp_path / "good"
@@ -76,7 +94,7 @@ def test_B15_foreign_owner_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "state"
     path.mkdir(mode=0o700)
     os.chown(path, 12345, 12345)
-    with pytest.raises(errors.UnsafeStateDir, match="12345"):
+    with pytest.raises(errors.UnsafeStateDir, match="user 12345, not to 0. It may hold .* run as that user"):
         StateDir.open(str(path))
 
 
@@ -152,7 +170,7 @@ def test_lock_is_held_by_one_and_freed_by_death(directory: StateDir) -> None:
     """The holder's pid is told; a killed holder frees it."""
     code = (
         "import sys, time\nfrom gpususpend.statedir import StateDir\n"
-        f"with StateDir.open({directory.path!r}).lock('x'):\n    print('ready', flush=True)\n    time.sleep(60)\n"
+        f"with StateDir.open({directory.path!r}).lock('x'):\n    print('ready', flush=True)\n    time.sleep(600)\n"
     )
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None and child.stdout.readline().strip() == "ready"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,20 @@ from typing import Any
 import pytest
 
 from gpususpend import errors, operations, preflight
+from gpususpend.arena import Arena
+from gpususpend.arena import Kind as ArenaKind
+from gpususpend.deadline import Deadline
 from gpususpend.discover import Targets
+from gpususpend.driver import DriverResult, DriverState
+from gpususpend.gpus import GpuUsage
 from gpususpend.journal import Depth, Journal, Record, Stage
+from gpususpend.progress import Progress
 from gpususpend.recover import Goal, recover
 from gpususpend.report import Report
 from gpususpend.resume import resume
 from gpususpend.statedir import StateDir
 from gpususpend.suspend import suspend
-from tests.unit.model import GIB, ModelHolder, Scene, Wrong, scene
+from tests.unit.model import GIB, ModelDriver, ModelHolder, ModelTools, Scene, Wrong, scene
 
 DOWN = ["plan", "arena", "close-launch", "drain", "close-memory", "orphans", "release", "seal"]
 QUIESCE = ["close-launch", "drain", "close-memory"]
@@ -72,6 +79,26 @@ def test_cycle_in_the_right_order(tmp_path: Path) -> None:
         assert one.world.order(*UP_DRIVER, "holder:end", *UP) == ["driver:restore", "holder:end", "driver:unlock", *UP]
 
 
+@pytest.mark.parametrize("kind", [ArenaKind.PLAIN, ArenaKind.THP])
+def test_plain_pages_are_told_with_what_to_do(
+    tmp_path: Path, kind: ArenaKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Huge ones are not spoken of."""
+
+    def prepare(size: int, progress: object, dumpable: bool) -> Arena:
+        return Arena(os.memfd_create("model"), size, kind)
+
+    told = io.StringIO()
+    with scene(tmp_path) as one:
+        one.context.progress = Progress(told)
+        monkeypatch.setattr(one.context.tools, "prepare_arena", prepare)
+        go_down(one)
+        come_up(one)
+    lines = [line for line in told.getvalue().splitlines() if "pages" in line]
+    assert len(lines) == (3 if kind is ArenaKind.PLAIN else 0)
+    assert all("shmem_enabled" in line and "vm.nr_hugepages" in line for line in lines), lines
+
+
 @pytest.mark.parametrize("rank", [0, 2])
 @pytest.mark.parametrize("call", [*DOWN, *DOWN_DRIVER, "driver:state"])
 def test_B19_FR30_every_step_down_fails_in_turn(tmp_path: Path, call: str, rank: int) -> None:
@@ -113,6 +140,25 @@ def test_B14_every_step_up_fails_once_and_is_repeated(tmp_path: Path, call: str,
         if call != "open":
             assert all(shim.gates == "closed" for shim in one.world.shims.values())
         come_up(one)
+
+
+@pytest.mark.parametrize("verb", ["status", "seal", "unseal"])
+def test_a_shim_that_cannot_answer_while_its_threads_stand(tmp_path: Path, verb: str) -> None:
+    """One was stopped with a lock that the shim needs, or another that asks it: all run on, and it is tried again."""
+    with scene(tmp_path) as one:
+        pid, tries = one.pids[1], []
+
+        def mute_at_first() -> None:
+            if len(tries) < 2:
+                one.world.on[f"{verb} {pid}"] = mute_at_first
+                if pid in one.world.stopped:
+                    tries.append(verb)
+                    raise TimeoutError
+
+        one.world.on[f"{verb} {pid}"] = mute_at_first
+        go_down(one)
+        come_up(one)
+        assert len(tries) == 2
 
 
 def test_B23_rollback_that_fails_is_told(tmp_path: Path) -> None:
@@ -217,13 +263,13 @@ class FullDisk(StateDir):
         """Write while there is room."""
         self.room -= 1
         if self.room < 0:
-            raise errors.StateNotWritten(path=name, detail="No space left on device")
+            raise errors.StateNotWritten(path=name, detail="No space left on device", way_out="wait")
         super().write(name, content)
 
     def remove(self, name: str) -> None:
         """Remove, unless the disk is read-only."""
         if self.read_only:
-            raise errors.StateNotWritten(path=name, detail="Read-only file system")
+            raise errors.StateNotWritten(path=name, detail="Read-only file system", way_out="wait")
         super().remove(name)
 
 
@@ -267,7 +313,7 @@ def test_full_disk_on_the_way_up(tmp_path: Path, read_only: bool) -> None:
 @pytest.mark.parametrize(("planted", "code"), [("hang", 7), ("mute", 8)])
 def test_rank_that_does_not_answer(tmp_path: Path, command: str, planted: str, code: int) -> None:
     """A state query that does not return, or a shim: told with the outcome's exit code, and the next try works."""
-    with scene(tmp_path) as one:
+    with scene(tmp_path, pending_grace_s=0.1) as one:
         go_down(one)
         if planted == "hang":
             one.world.hang.add(f"driver:state {one.pids[1]}")
@@ -316,17 +362,11 @@ def test_interrupt_does_not_stop_a_resume(tmp_path: Path) -> None:
 @pytest.mark.parametrize("call", DOWN_DRIVER)
 def test_driver_call_past_its_deadline_is_left_alone(tmp_path: Path, call: str) -> None:
     """Exit 7, with pid and call, in the journal; a recover later brings everything back."""
-    with scene(tmp_path) as one:
+    with scene(tmp_path, pending_grace_s=0.1) as one:
         name = f"{call} {one.pids[1]}"
         one.world.hang.add(name)
-        import gpususpend.suspend as module
-
-        module.PENDING_GRACE_S, before = 0.1, module.PENDING_GRACE_S
-        try:
-            with one.session() as session, pytest.raises(errors.StateUnknown) as caught:
-                suspend(session)
-        finally:
-            module.PENDING_GRACE_S = before
+        with one.session() as session, pytest.raises(errors.StateUnknown) as caught:
+            suspend(session)
         assert caught.value.exit_code == 7 and str(one.pids[1]) in str(caught.value)
         assert one.record.calls[0].pid == one.pids[1] and call.endswith(one.record.calls[0].call)
         assert all(shim.gates == "closed" for shim in one.world.shims.values())
@@ -334,18 +374,61 @@ def test_driver_call_past_its_deadline_is_left_alone(tmp_path: Path, call: str) 
         come_up(one)
 
 
+def test_fr17_no_success_before_the_driver_says_running(tmp_path: Path) -> None:
+    """FR-17, pitfall 17: each pid is asked at the end; a state that nobody knows is not RUNNING, its number is told."""
+    with scene(tmp_path) as one:
+        with one.session() as session:
+            suspend(session)
+        real = ModelDriver.states
+
+        def states(self: ModelDriver, pids: Sequence[int], deadline: Deadline) -> dict[int, DriverResult]:
+            answers = real(self, pids, deadline)
+            over = all(shim.phase == "running" for shim in one.world.shims.values())
+            strange = {one.pids[1]: DriverResult(0, "CUDA_SUCCESS", 0.0, True, 5)} if over else {}
+            return answers | strange
+
+        with pytest.MonkeyPatch.context() as patch, one.session() as session:
+            patch.setattr(ModelDriver, "states", states)
+            session.driver_used = True
+            with pytest.raises(errors.StillSuspended) as caught:
+                resume(session)
+        assert "state 5" in str(caught.value) and str(one.pids[1]) in str(caught.value)
+        assert caught.value.facts["states"] == {one.pids[1]: "state 5"}
+
+
+@pytest.mark.parametrize("looks", [3, 10_000])
+def test_fr54_suspended_is_said_once_the_gpus_list_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: int
+) -> None:
+    """FR-54: the driver is done and memory is not back yet: waited for, and in the end no success, with pid and GPU."""
+    real = ModelTools.usage
+    with scene(tmp_path, memory_back_s=60 if looks < 10 else 0.4) as one:
+        late = iter(range(looks))
+
+        def usage(self: ModelTools, driver: ModelDriver) -> dict[str, GpuUsage]:
+            down = all(state == DriverState.CHECKPOINTED for state in one.world.states.values())
+            if down and next(late, None) is not None:
+                return {"GPU-a": GpuUsage(GIB, 80 * GIB, {one.pids[2]: GIB})}
+            return real(self, driver)
+
+        monkeypatch.setattr(ModelTools, "usage", usage)
+        with one.session() as session:
+            if looks < 10:
+                suspend(session)
+                assert next(late, None) is None and one.all_suspended()
+                return
+            with pytest.raises(errors.RolledBack) as caught:
+                suspend(session)
+        assert f"pid {one.pids[2]}" in str(caught.value) and "memory on GPU GPU-a" in str(caught.value)
+        assert one.all_running()
+
+
 def test_pitfall2_state_query_that_hangs(tmp_path: Path) -> None:
     """All processes are asked at once and with one deadline; the one that hangs is named."""
     with scene(tmp_path) as one:
         one.world.hang.add(f"driver:state {one.pids[1]}")
-        import gpususpend.suspend as module
-
-        module.PENDING_GRACE_S, before = 0.1, module.PENDING_GRACE_S
-        try:
-            with one.session() as session, pytest.raises(errors.StateUnknown) as caught:
-                suspend(session)
-        finally:
-            module.PENDING_GRACE_S = before
+        with one.session() as session, pytest.raises(errors.StateUnknown) as caught:
+            suspend(session)
         assert caught.value.facts["call"] == "state" and caught.value.facts["pids"] == [one.pids[1]]
         asked = [call for call in one.world.calls if call.startswith("driver:state")]
         assert asked[:3] == [f"driver:state {pid}" for pid in one.pids]

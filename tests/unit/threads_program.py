@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 SOURCE = Path(__file__).parent.parent / "programs" / "threads.c"
-SIGNALS, CONTROL, GPU, SPAWNED, READY, PLAIN = range(6)
+SIGNALS, CONTROL, GPU, SPAWNED, READY, RELEASED, PLAIN = range(7)
 
 
 def build(folder: Path) -> Path:
@@ -23,7 +23,7 @@ def build(folder: Path) -> Path:
     return program
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     """Wait until the condition holds; fail after that many seconds."""
     end = time.monotonic() + seconds
     while not condition():
@@ -65,6 +65,15 @@ class Counting:
         before = self.plain()
         wait_for(lambda: all(now > then for now, then in zip(self.plain()[2:], before[2:], strict=True)))
 
+    def states(self) -> set[str]:
+        """Return the states of all threads."""
+        stats = [path.read_text() for path in Path(f"/proc/{self.pid}/task").glob("*/stat")]
+        return {text.rpartition(")")[2].split()[0] for text in stats}
+
+    def release(self) -> None:
+        """Let the child of the mode `vfork` end."""
+        self._slots[8 * RELEASED : 8 * RELEASED + 8] = struct.pack("Q", 1)
+
     def send_signals(self, count: int) -> None:
         """Queue that many signals; each must arrive once."""
         for _ in range(count):
@@ -73,4 +82,4 @@ class Counting:
     def end(self) -> None:
         """Kill and collect it."""
         self.process.kill()
-        self.process.wait(20)
+        self.process.wait(60)

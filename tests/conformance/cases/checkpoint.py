@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import time
 
-from tests.conformance.case import HANGS, MIB, Seen, Start, asked, case, here
+from tests.conformance.case import HANG_S, HANGS, LOST_S, MIB, Seen, Start, asked, case, here
 from tests.conformance.cases.sharing import shared
 from tests.conformance.cases.work import Running
 from tests.programs import calls
 from tests.programs.calls import need
 from tests.programs.client import Worker
+from tests.programs.crossing import INTERPROCESS, crossing
 
 
 def drive(worker: Worker, *steps: str) -> list[int]:
@@ -77,6 +78,10 @@ def targets(seen: Seen, start: Start) -> None:
     seen("goes on", plain.code("start", 0))
 
 
+NEVER_HELD = ("attribute", "context", "version")
+"""Calls that every driver answers for a locked process: once they are answered, the others have begun too."""
+
+
 @case()
 def calls_wait_while_locked(seen: Seen, start: Start) -> None:
     """What a locked process's own calls do."""
@@ -91,12 +96,15 @@ def calls_wait_while_locked(seen: Seen, start: Start) -> None:
         "host register": worker.job("host_register", worker.buffer(4096), 4096),
         "sync": worker.job("ctx_sync"), "range": worker.job("address_range", block), "info": worker.job("mem_info"),
     }
+    until = time.monotonic() + HANG_S
+    while time.monotonic() < until and any(worker.job_answer(jobs[name]) is None for name in NEVER_HELD):
+        time.sleep(0.01)
     time.sleep(0.5)
     for name, job in jobs.items():
         seen(f"{name} waits", worker.job_answer(job) is None)
     seen("unlock", calls.cp_unlock(worker.pid))
     for name, job in jobs.items():
-        answer = worker.job_answer(job, 5)
+        answer = worker.job_answer(job, HANG_S)
         seen(f"{name} ends", HANGS if answer is None else answer[0])
 
 
@@ -112,7 +120,7 @@ def lock_waits(seen: Seen, start: Start) -> None:
     seen.value("state", calls.cp_state(worker.pid))
     seen("calls go on", asked(worker, "alloc", 4096))
     running.end()
-    seen("lock again", calls.cp_lock(worker.pid, 10_000))
+    seen("lock again", calls.cp_lock(worker.pid, 30_000))
     seen("unlock", calls.cp_unlock(worker.pid))
 
 
@@ -123,7 +131,7 @@ def import_kept(seen: Seen, start: Start) -> None:
     block, imported = shared(owner, other)
     owner.fill(block["address"], 1 * MIB, 1)
     cycle(seen, "importer", other)
-    seen("importer's next call", asked(other, "read", imported["address"], 4))
+    seen("importer's next call", asked(other, "read", imported["address"], 4, deadline_s=LOST_S))
     cycle(seen, "exporter", owner)
     seen("exporter's content", owner.verify())
 
@@ -186,7 +194,7 @@ def ipc_open(seen: Seen, start: Start) -> None:
     owner, other = start(0), start(0)
     opened = other.ipc_open(owner.ipc_get(owner.alloc(64 * MIB)))
     cycle(seen, "opener", other)
-    seen("opener's next call", asked(other, "read", opened, 4))
+    seen("opener's next call", asked(other, "read", opened, 4, deadline_s=LOST_S))
 
 
 @case(bare=True)
@@ -214,11 +222,14 @@ def large_exports(seen: Seen, start: Start) -> None:
         owner.fill(block["address"], MIB, 1)
         cycle(seen, label, owner)
         fd = owner.try_("mem_export", block["handle"])
-        seen(f"{label}: export", fd)
+        if size < 512:
+            seen(f"{label}: export", fd)
         if fd.code == 0:
             imported = other.import_block(owner.hand(fd.value, other), size * MIB)
             other.expect(imported["address"], MIB, [1])
-            seen(f"{label}: content", other.verify())
+        # From 512 MiB on the same driver refuses on one machine and not on another; what it gives has to be right.
+        question, fine = ("content", (0,)) if size < 512 else ("content, unless refused", (0, 1))
+        seen(f"{label}: {question}", other.verify() if fd.code in fine else fd)
         owner.kill()
         other.kill()
 
@@ -230,7 +241,7 @@ def host_numa(seen: Seen, start: Start) -> None:
     block = owner.block(2 * MIB, "host_numa")
     owner.host_fill(block["address"], 2 * MIB, 1)
     cycle(seen, "host numa", owner)
-    seen("next call", asked(owner, "ctx_sync"))
+    seen("next call", asked(owner, "ctx_sync", deadline_s=LOST_S))
 
 
 @case()
@@ -363,12 +374,37 @@ def memory_back(seen: Seen, start: Start) -> None:
 
 @case(bare=True)
 def events_between_processes(seen: Seen, start: Start) -> None:
-    """Interprocess events survive in their owner."""
-    worker = start(0)
-    event = worker.event_create(6)
-    seen("handle", worker.code("event_ipc_get", event))
-    cycle(seen, "owner", worker)
-    seen("handle afterwards", worker.code("event_ipc_get", event))
+    """Interprocess events survive in their owner and in a process that opened one: records still cross."""
+    owner, opener = start(0), start(0)
+    event = owner.event_create(INTERPROCESS)
+    handle = owner.event_ipc_get(event)
+    opened = opener.event_ipc_open(handle)
+    for turn in range(3):
+        if turn:
+            cycle(seen, f"cycle {turn}", owner, opener)
+        seen(f"the owner records {turn}", crossing(owner, event, opener, opened))
+        seen(f"the opener records {turn}", crossing(opener, opened, owner, event))
+    seen("handle afterwards is the same", owner.event_ipc_get(event) == handle)
+    again = opener.try_("event_ipc_open", handle)
+    seen("opened afterwards", again)
+    seen("through that", crossing(owner, event, opener, again.value))
+
+
+@case(bare=True)
+def events_of_one_that_stays(seen: Seen, start: Start) -> None:
+    """One side of an interprocess event goes through a checkpoint while the other runs on and records."""
+    owner, opener = start(0), start(0)
+    event = owner.event_create(INTERPROCESS)
+    handle = owner.event_ipc_get(event)
+    opened = opener.event_ipc_open(handle)
+    calls.init()
+    for label, away, stays, held in (("owner", owner, opener, opened), ("opener", opener, owner, event)):
+        seen(f"{label}: down", drive(away, "lock", "checkpoint"))
+        seen(f"{label} away: record and query", [asked(stays, "event_record", held), asked(stays, "ctx_sync"),
+                                                 asked(stays, "event_query", held)])
+        seen(f"{label}: up", drive(away, "restore", "unlock"))
+        seen(f"{label} back: the owner records", crossing(owner, event, opener, opened))
+        seen(f"{label} back: the opener records", crossing(opener, opened, owner, event))
 
 
 @case(bare=True)
@@ -383,7 +419,7 @@ def locked_peer_stalls(seen: Seen, start: Start) -> None:
     seen("lock of the waiting rank", calls.cp_lock(second.pid, 1000))
     seen("unlock the first", calls.cp_unlock(first.pid))
     first.write(block["address"], [1])
-    seen("lock once it can go on", calls.cp_lock(second.pid, 10_000))
+    seen("lock once it can go on", calls.cp_lock(second.pid, 30_000))
     seen("unlock", calls.cp_unlock(second.pid))
 
 

@@ -1,4 +1,4 @@
-"""Legacy IPC."""
+"""Legacy IPC, with the answers to what is wrong: through the shim they are the driver's (FR-29)."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from tests.conformance.case import MIB, Seen, Start, case, here
+from tests.conformance.case import HANG_S, MIB, Seen, Start, case, here
 from tests.programs import calls, content
 from tests.programs.calls import need
 from tests.programs.client import Worker
@@ -32,10 +32,12 @@ def waits(worker: Worker, name: str, *arguments: object) -> bool | str:
     """Tell whether a call waits for a kernel that runs in a stream of its own."""
     running = Running(worker)
     job = worker.job(name, *arguments)
+    # On a busy machine a thread may begin late: once one that began after it is done, it has had its time too.
+    worker.job_answer(worker.job("driver_version"), HANG_S)
     early = worker.job_answer(job, SOON_S)
     busy = worker.code("stream_query", running.stream)
     running.end()
-    late = worker.job_answer(job, 10)
+    late = worker.job_answer(job, HANG_S)
     worker.stream_sync(running.stream)
     if late is None:
         return "hangs"
@@ -211,7 +213,7 @@ def host_functions(seen: Seen, start: Start) -> None:
     """A host function runs between two kernels."""
     worker = start(0)
     loop = worker.loop_start("host_functions")
-    until = time.monotonic() + 10
+    until = time.monotonic() + HANG_S
     while worker.loop_state(loop)["count"] < 5 and time.monotonic() < until:
         time.sleep(0.01)
     found = worker.loop_stop(loop)
@@ -233,3 +235,52 @@ def pools(seen: Seen, start: Start) -> None:
         seen("IPC handle", calls.ipc_get(made.value))
         seen.value("IS_LEGACY_CUDA_IPC_CAPABLE", calls.pointer_attribute("IS_LEGACY_CUDA_IPC_CAPABLE", made.value))
         seen("cuMemFree", calls.free(made.value))
+
+
+BEGINS_S = 0.5
+"""How long a kernel takes at most until it runs, where others take turns with it."""
+STILL_S = 3.0
+"""How long a loop of launches stands still before its process counts as held up."""
+FEW = 100  # launches, some of which only queue up: two processes that take turns manage thousands in half a second
+
+
+def launched(running: Worker, loop: int, more: int) -> bool:
+    """Tell whether a loop gets that many launches through, rather than stand still."""
+    first = count = running.loop_state(loop)["count"]
+    moved = time.monotonic()
+    while count - first < more and time.monotonic() - moved < STILL_S:
+        time.sleep(0.02)
+        now = running.loop_state(loop)["count"]
+        if now != count:
+            count, moved = now, time.monotonic()
+    return bool(count - first >= more)
+
+
+def goes_on_beside(waiting: Worker, running: Worker) -> bool:
+    """Tell whether a process gets kernels through while another's waits."""
+    warm = Running(waiting)  # loads the module
+    warm.end()
+    waiting.stream_sync(warm.stream)
+    loop = running.loop_start("launches")
+    assert launched(running, loop, FEW)
+    kernel = Running(waiting)
+    time.sleep(BEGINS_S)
+    goes_on = launched(running, loop, FEW)
+    kernel.end()
+    waiting.stream_sync(kernel.stream)
+    running.loop_stop(loop)
+    return goes_on
+
+
+@case(bare=True)
+def taking_turns(seen: Seen, start: Start) -> None:
+    """A GPU leaves a waiting kernel for another process's work, until that kernel's context was restored."""
+    first, second = start(0), start(0)
+    calls.init()
+    seen("fresh", goes_on_beside(first, second))
+    for step in ("lock", "checkpoint", "restore", "unlock"):
+        need(getattr(calls, f"cp_{step}")(first.pid), step)
+    seen("beside a restored one's kernel", goes_on_beside(first, second))
+    seen("the restored one beside", goes_on_beside(second, first))
+    first.ctx_create(0)
+    seen("beside a kernel of its new context", goes_on_beside(first, second))

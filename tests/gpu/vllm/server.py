@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+END_S = 20.0  # until the memory of a killed process is free
 PROMPT = "The capital of France is"
 
 
 class ServerDied(RuntimeError):
     """The server ended or does not answer; the message says what it was asked."""
+
+
+class Refused(RuntimeError):
+    """The server answers that it cannot; the message is what it says. It lives on."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +42,7 @@ class Server:
     def __init__(self, model: Path, log: Path, port: int, *, launcher: list[str], flags: list[str],
                  environ: dict[str, str]) -> None:
         self.command = [*launcher, sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model),
-                        "--load-format", "dummy", "--tensor-parallel-size", "2", "--max-model-len", "2048",
+                        "--tensor-parallel-size", "2", "--max-model-len", "2048",
                         "--max-num-seqs", "16", "--port", str(port), *flags]
         self._model, self._url = str(model), f"http://localhost:{port}"
         with log.open("wb") as file:
@@ -57,7 +64,7 @@ class Server:
         raise ServerDied(f"the server was not up after {deadline_s:.0f} s")
 
     def ask(self, prompt: str = PROMPT, tokens: int = 24, deadline_s: float = 60) -> Answer:
-        """Ask greedily. Raises ServerDied."""
+        """Ask greedily. Raises ServerDied, Refused."""
         body = {"model": self._model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True,
                 "logprobs": 1, "return_token_ids": True}
         request = urllib.request.Request(f"{self._url}/v1/completions", json.dumps(body).encode(),
@@ -65,23 +72,37 @@ class Server:
         try:
             with urllib.request.urlopen(request, timeout=deadline_s) as reply:
                 choice = json.load(reply)["choices"][0]
+        except urllib.error.HTTPError as error:
+            raise Refused(f"{prompt!r}: {error.code}, {error.read()[:300]!r}") from error
         except (OSError, ValueError, KeyError) as error:
             raise ServerDied(f"no answer to {prompt!r} in {deadline_s:.0f} s: {error}") from error
         return Answer(tuple(choice["token_ids"]), tuple(choice["logprobs"]["token_logprobs"]))
 
     def stop(self) -> None:
-        """End the server and everything of its session, by pid; a lost worker ends no other way."""
-        for pid in self.session():
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        """End the server and everything of its session."""
+        end_session(self.pid)
         self._process.wait(30)
 
     def session(self) -> list[int]:
         """Return the pids of the server's session."""
-        listed = subprocess.run(["ps", "-o", "pid=", "-s", str(self.pid)], capture_output=True, text=True, check=False)
-        return [int(word) for word in listed.stdout.split()]
+        return session(self.pid)
+
+
+def session(number: int) -> list[int]:
+    """Return the pids of a session, but for those that have ended and that nobody has waited for."""
+    command = ["ps", "-o", "pid=,stat=", "-s", str(number)]
+    listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()
+    return [int(pid) for pid, state in map(str.split, listed) if not state.startswith("Z")]
+
+
+def end_session(number: int) -> None:
+    """Kill everything of a session and wait for its end; a worker that the driver has lost ends no other way."""
+    until = time.monotonic() + END_S
+    while (left := session(number)) and time.monotonic() < until:
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
 
 
 def prompts(streams: int) -> list[str]:
@@ -90,12 +111,12 @@ def prompts(streams: int) -> list[str]:
 
 
 class Traffic:
-    """Requests that are all sent at once, each long enough to be in flight for seconds."""
+    """One request for each prompt, all sent at once, each long enough to be in flight for seconds."""
 
-    def __init__(self, server: Server, streams: int, tokens: int) -> None:
-        self._pool = ThreadPoolExecutor(streams)
-        self._streams, self._tokens, self._began = streams, tokens, time.monotonic()
-        self._futures = [self._pool.submit(server.ask, prompt, tokens, 180) for prompt in prompts(streams)]
+    def __init__(self, server: Server, asked: list[str], tokens: int) -> None:
+        self._pool = ThreadPoolExecutor(len(asked))
+        self._tokens, self._began = len(asked) * tokens, time.monotonic()
+        self._futures = [self._pool.submit(server.ask, prompt, tokens, 180) for prompt in asked]
 
     @property
     def under_way(self) -> int:
@@ -103,10 +124,10 @@ class Traffic:
         return sum(not future.done() for future in self._futures)
 
     def end(self) -> tuple[list[Answer], float]:
-        """Return all answers in order and the tokens per second. Raises ServerDied."""
+        """Return all answers in order and the tokens per second. Raises ServerDied, Refused."""
         with self._pool:
             answers = [future.result() for future in self._futures]
-        return answers, self._streams * self._tokens / (time.monotonic() - self._began)
+        return answers, self._tokens / (time.monotonic() - self._began)
 
 
 def agreement(first: list[Answer], second: list[Answer]) -> dict[str, Any]:

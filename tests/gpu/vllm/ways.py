@@ -7,11 +7,16 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from gpususpend.control import ControlClient, ShimRefused
+from gpususpend.deadline import Deadline
+from tests.gpu.vllm.machine import words_for_the_tool
 from tests.programs.setting import ROOT
 
 COMMAND_S = 240
@@ -53,17 +58,36 @@ def run(command: list[str]) -> dict[str, Any]:
 class WithShim:
     """nvsnap-gpu-suspend on the whole tree of processes, or on those that use a GPU."""
 
-    def __init__(self, named: list[str], depth: str) -> None:
-        self._named, self._depth = named, depth
+    def __init__(self, named: list[str], options: list[str], ranks: list[int]) -> None:
+        self._named, self._options, self._ranks = named, options, ranks
 
-    def suspend(self) -> dict[str, Any]:
-        """Take the server off its GPUs."""
-        return run([sys.executable, "-m", "gpususpend", "suspend", "--json", "--depth", self._depth,
-                    *self._named])
+    def suspend(self, *options: str, at_work: Callable[[], None] = lambda: None) -> dict[str, Any]:
+        """Take the server off its GPUs.
+
+        `at_work` is called once the arenas are there and are being page-locked, so that requests which it sends are in
+        flight when the gates close: filling the arenas before takes longer than a request.
+        """
+        command = [*self._words("suspend"), *self._options, *options, *self._named]
+        with ThreadPoolExecutor(1) as pool:
+            down = pool.submit(run, command)
+            while not down.done() and not any(map(self._has_arena, self._ranks)):
+                time.sleep(0.01)
+            at_work()
+            return down.result()
+
+    @staticmethod
+    def _has_arena(pid: int) -> bool:
+        with suppress(OSError, ShimRefused), ControlClient(pid, pid, os.stat(f"/proc/{pid}").st_uid) as client:
+            return client.request("status", Deadline(COMMAND_S)).number("arena_bytes") > 0
+        return False
 
     def resume(self) -> dict[str, Any]:
         """Put it back."""
-        return run([sys.executable, "-m", "gpususpend", "resume", "--json", *self._named])
+        return run([*self._words("resume"), *self._named])
+
+    @staticmethod
+    def _words(verb: str) -> list[str]:
+        return [sys.executable, "-m", "gpususpend", verb, "--json", *words_for_the_tool()]
 
 
 class BareDriver:

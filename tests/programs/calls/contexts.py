@@ -87,6 +87,12 @@ def ctx_destroy(context: int) -> Result:
 
 
 @command
+def ctx_set_limit(limit: int, value: int) -> Result:
+    """Set a limit of the current context (0: bytes of stack a thread)."""
+    return ask("cuCtxSetLimit", limit, value)
+
+
+@command
 def ctx_set(context: int) -> Result:
     """Make `context` current in this thread (0: none)."""
     return ask("cuCtxSetCurrent", context)

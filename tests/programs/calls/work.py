@@ -161,6 +161,16 @@ def graph_instantiate(graph: int) -> Result:
 
 
 @command
+def graph_of(graph: int) -> Result:
+    """Return a new graph whose only node is a copy of another graph."""
+    made = ask("cuGraphCreate", 0)
+    if made.code:
+        return made
+    added = ask("cuGraphAddChildGraphNode", made.value, None, 0, graph)
+    return added if added.code else made
+
+
+@command
 def graph_launch(executable: int, stream: int) -> Result:
     """Launch an executable graph."""
     return ask("cuGraphLaunch", executable, stream)

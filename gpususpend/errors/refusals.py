@@ -1,63 +1,8 @@
-"""The errors of gpushare, and the exit codes they carry.
-
-Owns the hierarchy `GpushareError`: the class carries the exit code, the error's word and a template; the instance
-carries the facts.  Knows nothing of processes, drivers or output.
-"""
+"""What is refused: exit 2, malformed arguments, and exit 3, before anything changed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from enum import IntEnum
-from typing import ClassVar
-
-
-class ExitCode(IntEnum):
-    """What the exit status of every command means."""
-
-    DONE = 0
-    FAILED = 1
-    USAGE = 2
-    REFUSED = 3
-    ROLLED_BACK = 4
-    LOST = 5
-    STORE_DAMAGED = 6
-    UNKNOWN = 7
-    STILL_SUSPENDED = 8
-    INTERRUPTED = 130
-
-
-class GpushareError(Exception):
-    """Base of every error that a user sees; `facts` fill the template and go into the JSON as they are.
-
-    `code` is the error's word, unique in the hierarchy and listed in docs/reference/cli.md.  `next_action` tells a
-    controller what helps: `retry`, `cold-start` or `operator`.
-    """
-
-    exit_code: ClassVar[ExitCode] = ExitCode.FAILED
-    code: ClassVar[str] = "failure"
-    next_action: ClassVar[str] = "operator"
-    template: ClassVar[str] = "{what}"
-
-    def __init__(self, **facts: object) -> None:
-        self.facts: dict[str, object] = facts
-        super().__init__(self.template.format(**{name: _text(value) for name, value in facts.items()}))
-
-    @property
-    def reason(self) -> str:
-        """Return the word for `reason` in the JSON: that of the cause where an outcome wraps one."""
-        cause = self.facts.get("cause")
-        return cause.reason if isinstance(cause, GpushareError) else self.code
-
-
-def _text(value: object) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key}: {_text(item)}" for key, item in value.items())
-    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
-        return ", ".join(_text(item) for item in value)
-    return str(value)
-
-
-# --- exit 2: the arguments make no sense, whatever the machine's state
+from gpususpend.errors.base import ExitCode, GpushareError
 
 
 class UsageError(GpushareError):
@@ -79,9 +24,6 @@ class NoTarget(UsageError):
 
     code = "no-target"
     template = "no process named; give process ids, --tree PID or --all"
-
-
-# --- exit 3: refused before anything changed
 
 
 class Refused(GpushareError):
@@ -138,9 +80,28 @@ class OtherPidNamespace(Refused):
     """The process lives in another pid namespace."""
 
     code = "other-pid-namespace"
+    template = "pid {pid} lives in another pid namespace ({detail}); run the command inside its container{way}"
+
+    @classmethod
+    def of_process(cls, pid: int, inner_pid: int) -> OtherPidNamespace:
+        """Return it for a process that is seen from here."""
+        detail, way = f"its pid there is {inner_pid}", f": nsenter -t {pid} -p -m -n …"
+        return cls(pid=pid, inner_pid=inner_pid, detail=detail, way=way)
+
+    @classmethod
+    def of_group(cls, pid: int, group: str, path: str) -> OtherPidNamespace:
+        """Return it for a member of a group whose record, at `path`, was written in another namespace."""
+        detail = f"that is its pid there; group {group} was recorded there"
+        return cls(pid=pid, group=group, detail=detail, way=f". If that is gone for good: delete {path}")
+
+
+class OtherTimeNamespace(Refused):
+    """A record was written in another time namespace, where processes have other start times."""
+
+    code = "other-time-namespace"
     template = (
-        "pid {pid} lives in another pid namespace (its pid there is {inner_pid}); "
-        "run the command inside its container: nsenter -t {pid} -p -m -n …"
+        "pid {pid} of group {group} was recorded in another time namespace, where it has another start time; "
+        "run the command there: nsenter -t PID -T …"
     )
 
 
@@ -168,6 +129,26 @@ class NoShim(Refused):
     )
 
 
+class DriverHasIt(Refused):
+    """The driver has a process locked or checkpointed that belongs to no group."""
+
+    code = "driver-state"
+    template = (
+        "pid {pid} ({comm}): the driver says {state}; another tool has locked or checkpointed it, and has to bring it "
+        "back first"
+    )
+
+
+class PastTheShim(Refused):
+    """A process has the shim, and uses CUDA by a way that passes it by."""
+
+    code = "past-the-shim"
+    template = (
+        "pid {pid} ({comm}) has the shim and uses GPU {uuid} past it: a library of it was bound to the driver directly "
+        "(dlopen with RTLD_DEEPBIND, dlmopen), and what it allocates and shares is not known"
+    )
+
+
 class MayShare(Refused):
     """An unshimmed process was allowed, but other processes may share memory with it."""
 
@@ -175,6 +156,16 @@ class MayShare(Refused):
     template = (
         "pid {pid} ({comm}) runs without the shim and may map memory of pid {others}; a restore would lose it. "
         "Start it with `nvsnap-gpu-suspend run -- COMMAND`"
+    )
+
+
+class Headless(Refused):
+    """A process goes on without its first thread."""
+
+    code = "headless"
+    template = (
+        "pid {pid} ({comm}) goes on without its first thread, and without that the kernel shows none of its files "
+        "and mappings. It cannot be suspended: let the first thread wait for the others"
     )
 
 
@@ -272,6 +263,16 @@ class Mig(Refused):
     template = "pid {pid} ({comm}) runs on a part of a GPU (MIG: {sign}), which the driver cannot checkpoint"
 
 
+class Integrated(Refused):
+    """The memory of a GPU is the machine's, and was to be kept in it."""
+
+    code = "integrated-gpu"
+    template = (
+        "pid {pid} ({comm}) uses GPU {uuid}, whose memory is this machine's RAM: to keep it there would free nothing "
+        "and may freeze the machine; suspend it with --store, under the shim"
+    )
+
+
 class Mps(Refused):
     """A process shares its GPU through the MPS daemon."""
 
@@ -286,6 +287,16 @@ class NotEnoughMemory(Refused):
 
     code = "not-enough-memory"
     template = "{need} bytes of memory are needed, {available} are available within {limit}; {way_out}"
+
+
+class TooFewDescriptors(Refused):
+    """The command itself may open too few descriptors."""
+
+    code = "too-few-descriptors"
+    template = (
+        "this command may open {limit} descriptors and needs {needed}; allow it more (ulimit -n {needed}, or "
+        "LimitNOFILE= of its service), then try again; nothing was changed"
+    )
 
 
 class NoGpuRoom(Refused):
@@ -307,7 +318,7 @@ class UnsafeStateDir(Refused):
     """The state directory is not one that may be trusted."""
 
     code = "unsafe-state-dir"
-    template = "state directory {path} is refused: {why}; remove it or name another with --state-dir"
+    template = "state directory: {path} is refused: {why}. {way_out}"
 
 
 class StateNotWritten(Refused):
@@ -315,7 +326,7 @@ class StateNotWritten(Refused):
 
     code = "state-not-written"
     next_action = "retry"
-    template = "{path} cannot be written: {detail}; make room there, or name another directory with --state-dir"
+    template = "{path} cannot be written: {detail}; {way_out}, or name another directory with --state-dir"
 
 
 class Busy(Refused):
@@ -323,7 +334,13 @@ class Busy(Refused):
 
     code = "busy"
     next_action = "retry"
-    template = "another command (pid {pid}) works on these processes; wait for it"
+    template = "another command ({who}) works on these processes; wait for it"
+
+    @classmethod
+    def by(cls, pid: int, **facts: object) -> Busy:
+        """Return it for the command with this pid; 0: the kernel does not show it here."""
+        who = f"pid {pid}" if pid else "which is not shown here, as of another pid namespace"
+        return cls(pid=pid or None, who=who, **facts)
 
 
 class HeldElsewhere(Refused):
@@ -331,8 +348,18 @@ class HeldElsewhere(Refused):
 
     code = "held-elsewhere"
     template = (
-        "pid {pid} is suspended, and its threads are held by process {holder} of another state directory; name that by"
+        "pid {pid}: suspended, with the threads held by process {holder} of another state directory; name that by"
         " --state-dir. If it is lost: kill {holder} (the threads run, the gates hold), then try again"
+    )
+
+
+class Unrecorded(Refused):
+    """Processes are suspended, and nothing here says by whom."""
+
+    code = "unrecorded"
+    template = (
+        "pid {pid}: suspended or left half-way, and in no record here. Name the state directory of that suspend by "
+        "--state-dir or, if it is lost, the processes themselves: `nvsnap-gpu-suspend recover {words}`"
     )
 
 
@@ -355,6 +382,47 @@ class OtherDepth(Refused):
 
     code = "other-depth"
     template = "pid {pid} is suspended with --depth {depth}, not {wanted}; resume its group first, then suspend it anew"
+
+
+class NotForADump(Refused):
+    """A group was suspended such that only a resume in place can follow."""
+
+    code = "in-place"
+    template = "pid {pid} is suspended with --in-place: no dump can be taken; resume its group, then suspend it without"
+
+
+class OtherStore(Refused):
+    """A group's memory lies elsewhere than where the command was told."""
+
+    code = "other-store"
+    template = "the memory of pid {pid} is kept in {kept}, not in {named}; name that, or nothing: it is known"
+
+
+class OtherCheckpoint(Refused):
+    """A directory holds another checkpoint than a process needs."""
+
+    code = "other-checkpoint"
+    template = (
+        "pid {pid} needs checkpoint {needed}, and {directory} holds {found}: memory of another suspend; "
+        "name the directory of the right one with --store and --ckpt-dir"
+    )
+
+
+class NoStoreNamed(Refused):
+    """A process's memory lies in a store of which no record is left."""
+
+    code = "no-store-named"
+    template = "the memory of pid {pid} is in checkpoint {needed}, and no record says where; name --store, --ckpt-dir"
+
+
+class CheckpointNeeded(Refused):
+    """A checkpoint was to go that holds the only copy of living processes' memory."""
+
+    code = "checkpoint-needed"
+    template = (
+        "{directory} holds the memory of pid {pid} and is its only copy: group {group} is {stage}; "
+        "resume it first, or end its processes"
+    )
 
 
 class NoShimForPages(Refused):
@@ -396,6 +464,13 @@ class LookFailed(Refused):
     template = "{cause}; nothing was changed"
 
 
+class SystemCall(Refused):
+    """The system did not do what the command asked of it, where nobody foresaw that."""
+
+    code = "system-call"
+    template = "{detail}{state}. {way_out}"
+
+
 class BadFile(Refused):
     """A file that cannot be written or read."""
 
@@ -403,233 +478,15 @@ class BadFile(Refused):
     template = "{path}: {detail}"
 
 
+class NoCurrentDirectory(Refused):
+    """A relative path was named where the current directory has been removed."""
+
+    code = "no-current-directory"
+    template = "'{path}' leads nowhere: the current directory was removed; name an absolute path"
+
+
 class BadCommand(Refused):
     """A command that cannot be started with the shim."""
 
     code = "bad-command"
     template = "{detail}"
-
-
-# --- the store: one class for each kind of its errors
-
-
-class StoreProblem(GpushareError):
-    """What the store says: `word` is its own word, `said` its message; further facts are the store's."""
-
-    code = "store-problem"
-    template = "{said}"
-
-    @property
-    def reason(self) -> str:
-        """Return the store's word."""
-        return str(self.facts["word"])
-
-
-class StoreRefused(StoreProblem):
-    """The store refused before it had changed anything."""
-
-    exit_code = ExitCode.REFUSED
-    code = "store-refused"
-
-
-class StoreBusy(StoreRefused):
-    """Another process works on the store."""
-
-    code = "store-busy"
-    next_action = "retry"
-
-
-class StoreNotWritten(StoreProblem):
-    """A store or a cache took no more bytes."""
-
-    code = "store-not-written"
-
-
-class StoreUnsound(StoreProblem):
-    """Something that was saved is damaged, missing or unreadable."""
-
-    exit_code = ExitCode.STORE_DAMAGED
-    code = "store-unsound"
-
-
-class CutOff(GpushareError):
-    """A signal ended a command that can be repeated at any time."""
-
-    exit_code = ExitCode.INTERRUPTED
-    code = "cut-off"
-    next_action = "retry"
-    template = "ended by {signal}; {state}"
-
-
-# --- causes: what failed in a step.  An outcome below says where that left the group
-
-
-class StepFailed(GpushareError):
-    """A step failed on one rank."""
-
-    code = "step-failed"
-    template = "{step} failed on pid {pid}: {detail}"
-
-
-class GroupGone(GpushareError):
-    """No process of a suspended group lives any more."""
-
-    exit_code = ExitCode.LOST
-    code = "group-gone"
-    next_action = "cold-start"
-    template = "no process of group {group} lives any more (pid {pids}); its record was dropped"
-
-
-class RankDied(StepFailed):
-    """A process ended during the command."""
-
-    code = "rank-died"
-    next_action = "cold-start"
-    template = "pid {pid} ({comm}) died during {step}"
-
-
-class MemoryGone(StepFailed):
-    """A process needs memory whose owner is gone: nothing can bring it back."""
-
-    code = "memory-gone"
-    next_action = "cold-start"
-    template = "{step}: pid {pid} ({comm}) cannot run again: it needs {bytes} bytes that pid {owners} took along"
-
-
-class DeadlinePassed(StepFailed):
-    """A step did not finish in time."""
-
-    code = "deadline"
-    next_action = "retry"
-    template = "{step} did not finish within {seconds} s on pid {pid}: {detail}"
-
-
-class ShimError(StepFailed):
-    """The shim answered with an error."""
-
-    code = "shim-error"
-    template = "{step} failed on pid {pid}: {detail}"
-
-
-class DriverError(StepFailed):
-    """A driver call on a process failed."""
-
-    code = "driver-error"
-    template = "{step} failed on pid {pid}: driver error {cuda} {cuda_name}"
-
-
-class ConnectionLost(StepFailed):
-    """The shim hung up or answered nonsense."""
-
-    code = "connection-lost"
-    template = "{step}: the shim of pid {pid} does not answer: {detail}"
-
-
-class HolderFailed(StepFailed):
-    """The process that keeps threads stopped failed."""
-
-    code = "holder-failed"
-    template = "{step} failed on pid {pid}: {detail}"
-
-
-class NewCudaProcess(StepFailed):
-    """A process of the tree began to use CUDA while the others were being suspended."""
-
-    code = "new-cuda-process"
-    next_action = "retry"
-    template = "{step}: pid {pid} ({comm}) began to use CUDA during the suspend"
-
-
-class NotQuiet(StepFailed):
-    """After the checkpoint something of the GPU was left in a process."""
-
-    code = "not-quiet"
-    template = "{step}: pid {pid} still has {left}"
-
-
-class Interrupt(StepFailed):
-    """A signal asked the command to stop."""
-
-    code = "interrupt"
-    next_action = "retry"
-    template = "{step} was interrupted by {signal}"
-
-
-class NotBegun(GpushareError):
-    """A signal ended the command before it had begun."""
-
-    exit_code = ExitCode.INTERRUPTED
-    code = "not-begun"
-    next_action = "retry"
-    template = "ended by {signal} before it had begun; nothing was changed"
-
-
-# --- outcomes: one class for each exit code from 4 on
-
-
-class Outcome(GpushareError):
-    """A failure after something changed: `cause` says what failed, the class where that left the group."""
-
-    code = "outcome"
-    template = "{cause}"
-
-    @property
-    def cause(self) -> GpushareError | None:
-        """Return what failed."""
-        cause = self.facts.get("cause")
-        return cause if isinstance(cause, GpushareError) else None
-
-
-class RolledBack(Outcome):
-    """Suspend failed; every process runs again."""
-
-    exit_code = ExitCode.ROLLED_BACK
-    code = "rolled-back"
-    next_action = "retry"
-    template = "{cause}. Rolled back: all {count} processes run again"
-
-
-class Lost(Outcome):
-    """Something cannot be brought back; it is named."""
-
-    exit_code = ExitCode.LOST
-    code = "lost"
-    next_action = "cold-start"
-    template = "{cause}. {count_lost} of {count} processes did not come back to running: pid {lost}. {detail}"
-
-
-class StoreDamaged(Outcome):
-    """A checkpoint's store is damaged or incomplete; the group is still suspended."""
-
-    exit_code = ExitCode.STORE_DAMAGED
-    code = "store-damaged"
-    template = "{cause}. Still suspended; repair the store and resume again"
-
-
-class StateUnknown(Outcome):
-    """A driver call did not return; the state of a process is not known."""
-
-    exit_code = ExitCode.UNKNOWN
-    code = "state-unknown"
-    template = (
-        "{cause}. The call {call} on pid {pid} was left in driver process {driver_pid}; nothing was ended. "
-        "Run `nvsnap-gpu-suspend recover {pid}`"
-    )
-
-
-class StillSuspended(Outcome):
-    """Resume failed; the group is still suspended and resume can be repeated."""
-
-    exit_code = ExitCode.STILL_SUSPENDED
-    code = "still-suspended"
-    next_action = "retry"
-    template = "{cause}. Still suspended: {count_suspended} of {count} processes; resume can be repeated"
-
-
-class Interrupted(Outcome):
-    """A signal interrupted suspend; every process runs again."""
-
-    exit_code = ExitCode.INTERRUPTED
-    code = "interrupted"
-    next_action = "retry"
-    template = "{cause}. Rolled back: all {count} processes run again"

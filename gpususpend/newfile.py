@@ -1,0 +1,59 @@
+"""Files that a user names for a command's output: whole or not there, and refused before anything else happens.
+
+Owns the care with which they are written.  Must not know what they say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+
+from gpususpend import errors
+
+
+class NewFile:
+    """A file that appears with its whole content at `finish`, or not at all; what lies at its path stays until then.
+
+    A place that cannot be written is refused at once: raises BadFile.  So is what is no regular file, a link among it,
+    since `/dev/stdout` and the like must not be replaced, and what belongs to another user, whom root could rob of it.
+    """
+
+    def __init__(self, path: str) -> None:
+        if not path:  # as a variable that is not set leaves it
+            raise errors.BadFile(path="''", detail="the name is empty")
+        self._path = os.path.abspath(path)
+        folder, name = os.path.split(self._path)
+        self._temporary = os.path.join(folder, f".{name}.{secrets.token_hex(8)}")
+        try:
+            _check_replaceable(self._path)
+            self._fd = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise errors.BadFile(path=path, detail=error.strerror) from None
+
+    def finish(self, text: str) -> None:
+        """Write the content.  Raises OSError, or BadFile for what was put there since; then the path is as it was."""
+        try:
+            with open(self._fd, "w", encoding="utf-8") as file:
+                file.write(text)
+            _check_replaceable(self._path)
+            os.rename(self._temporary, self._path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(self._temporary)
+            raise
+
+
+def _check_replaceable(path: str) -> None:
+    try:
+        facts = os.lstat(path)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(facts.st_mode):
+        raise errors.BadFile(path=path, detail="it is no regular file")
+    if facts.st_uid != os.geteuid():
+        whose = f"it belongs to user {facts.st_uid}, not to {os.geteuid()}, and is not replaced; name another"
+        raise errors.BadFile(path=path, detail=whose)
+    if not os.access(path, os.W_OK):
+        raise errors.BadFile(path=path, detail="Permission denied")

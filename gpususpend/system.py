@@ -1,0 +1,98 @@
+"""System calls that a container's profile may deny, by name: what the kernel says does not tell which call it answers.
+
+Owns what becomes of an error of the system that nobody foresaw.  Must not know what the calls are for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import resource
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+from gpususpend import errors
+
+_DENIED = "A seccomp filter or a security module denies that: run the command where it is allowed"
+_WAYS_OUT = {
+    errno.EPERM: _DENIED,
+    errno.EACCES: _DENIED,
+    errno.ENOSYS: _DENIED,
+    errno.EFBIG: "The command may not write files of that size: allow it larger ones (ulimit -f)",
+}
+
+
+@contextlib.contextmanager
+def named(call: str) -> Iterator[None]:
+    """Put the name of a system call into the OSError that it raises."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, f"{call} is answered with {error.strerror}") from None
+
+
+def pidfd_open(pid: int) -> int:
+    """Return a descriptor of a process."""
+    with named("pidfd_open"):
+        return os.pidfd_open(pid)
+
+
+def send_signal(pidfd: int, number: int) -> None:
+    """Send a signal to the process of a descriptor; 0 only asks whether it may be sent."""
+    with named("pidfd_send_signal"):
+        signal.pidfd_send_signal(pidfd, number)
+
+
+def try_lock(fd: int) -> None:
+    """Lock an open file; raises BlockingIOError where another process has it locked."""
+    with named("flock"):
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def memfd_create(name: str, flags: int) -> int:
+    """Return a file in memory."""
+    with named("memfd_create"):
+        return os.memfd_create(name, flags)
+
+
+def set_size(fd: int, size: int) -> None:
+    """Set the size of a file."""
+    with named("ftruncate"):
+        os.ftruncate(fd, size)
+
+
+def descriptor_limits() -> tuple[int, int]:
+    """Return how many descriptors this process may open, and how far it may raise that."""
+    with named("prlimit64"):
+        return resource.getrlimit(resource.RLIMIT_NOFILE)
+
+
+def limit_descriptors(soft: int, hard: int) -> None:
+    """Set how many descriptors this process may open."""
+    with named("prlimit64"):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def refusal(error: OSError, state: str = "") -> errors.SystemCall:
+    """Return an error that nobody foresaw as one for the user; `state` says what things are in now."""
+    detail = error.strerror or str(error) or type(error).__name__
+    if error.filename is not None:
+        detail = f"{error.filename}: {detail}"
+    elif place := _place(error):
+        detail = f"{detail}, in {place}"
+    way_out = _WAYS_OUT.get(error.errno or 0, "See to the cause, then try again")
+    return errors.SystemCall(detail=detail, state=state, way_out=way_out, errno=errno.errorcode.get(error.errno or 0))
+
+
+def _place(error: OSError) -> str:
+    """Return where an error was raised, nothing for one that names its call."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None or trace.tb_frame.f_code.co_filename == __file__:
+        return ""
+    code = trace.tb_frame.f_code
+    return f"{Path(code.co_filename).stem}.{code.co_name}"

@@ -1,0 +1,89 @@
+"""System calls that a seccomp profile denies: one clear line that names the call, exit 3, and nothing is changed."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.programs.tool import Answer, Tool
+from tests.sim.conftest import Pair, end_process, records, running
+
+pytestmark = pytest.mark.usefixtures("own_network")
+
+
+def refused(answer: Answer, call: str) -> None:
+    """Check that a command was refused in one line, which names the call and says what to do."""
+    answer.expect(3)
+    message = answer.json["error"]["message"]
+    assert answer.stderr == f"nvsnap-gpu-suspend: {message}\n", answer
+    assert (answer.json["reason"], answer.json["next"]) == ("system-call", "operator"), answer
+    assert f"{call} is answered with Operation not permitted; nothing was changed" in message, answer
+    assert "seccomp" in message, answer
+
+
+def test_nothing_is_changed(pair: Pair, tool: Tool) -> None:
+    """Neither of a group that runs nor of one that is suspended."""
+    words, calls = ("--driver", "sim", *pair.pids), ("pidfd_open", "flock", "prlimit64")
+    for call in calls:
+        refused(tool.run("suspend", *words, without=call), call)
+    running(tool)
+    pair.check()
+    tool.suspend(*pair.pids).expect(0)
+    before = records(tool)
+    denials = [("resume", call) for call in (*calls, "pidfd_send_signal")]
+    for command, call in [*denials, ("recover", "flock"), ("stop", "pidfd_open"), ("stop", "pidfd_send_signal")]:
+        refused(tool.run(command, *words, without=call), call)
+        assert records(tool) == before, (command, call)
+    tool.resume(*pair.pids).expect(0)
+    running(tool)
+    pair.check()
+
+
+def test_a_stop_that_has_begun(pair: Pair, tool: Tool) -> None:
+    """Its holder was told to end: nobody says then that nothing was changed."""
+    tool.suspend(*pair.pids).expect(0)
+    answer = tool.run("stop", "--driver", "sim", *pair.pids, without="poll").expect(1)
+    assert "nothing was changed" not in answer.stderr and "The command had begun" in answer.stderr, answer
+    assert answer.json["error"]["cause"] == "system-call", answer
+    tool.resume(*pair.pids).expect(0)
+    running(tool)
+    pair.check()
+
+
+@pytest.mark.parametrize("depth", ["process", "pages"])
+def test_threads_that_may_not_be_stopped_at_a_resume(pair: Pair, tool: Tool, depth: str) -> None:
+    """Refused before anything is changed, as by suspend, though the group's own holder traces these threads."""
+    words = ("--driver", "sim", *pair.pids)
+    tool.suspend(*pair.pids, options=("--depth", depth)).expect(0)
+    before = records(tool)
+    for command in (["resume"], ["recover", "--to", "running"]):
+        answer = tool.run(*command, *words, without="ptrace").expect(3)
+        assert answer.json["reason"] == "cannot-trace" and "(seccomp filter)" in answer.stderr, answer
+        assert records(tool) == before, command
+    tool.run("recover", *words, without="ptrace").expect(0)  # which has nothing to stop
+    tool.resume(*pair.pids).expect(0)
+    running(tool)
+    pair.check()
+
+
+def test_threads_that_may_not_be_stopped_anew(pair: Pair, tool: Tool) -> None:
+    """Of a group whose holder was killed."""
+    holder = tool.suspend(*pair.pids).expect(0).json["groups"][0]["holder"]
+    end_process(holder)
+    answer = tool.run("recover", "--driver", "sim", *pair.pids, without="ptrace").expect(3)
+    assert answer.json["reason"] == "cannot-trace" and records(tool)[0]["stage"] == "suspended", answer
+    tool.resume(*pair.pids).expect(0)
+    pair.check()
+
+
+def test_host_memory_that_may_not_be_made(pair: Pair, tool: Tool) -> None:
+    """The call or the limit is named: nobody has to look for memory that is there."""
+    answer = tool.suspend(*pair.pids, without="memfd_create").expect(3)
+    assert "memfd_create is answered with Operation not permitted" in answer.stderr and "seccomp" in answer.stderr
+    small_files = ("sh", "-c", 'ulimit -f 1024 && exec "$@"', "sh")
+    limited = tool.suspend(*pair.pids, prefix=small_files).expect(3)
+    assert "ftruncate is answered with File too large" in limited.stderr and "ulimit -f" in limited.stderr
+    smaller = tool.suspend(*pair.pids, prefix=("sh", "-c", 'ulimit -f 1 && exec "$@"', "sh")).expect(3)
+    assert "cannot be written: File too large; see to that, or name" in smaller.stderr, smaller
+    assert answer.json["reason"] == limited.json["reason"] == "system-call"
+    running(tool)
+    pair.check()

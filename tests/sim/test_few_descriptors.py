@@ -1,0 +1,68 @@
+"""A command that may open few descriptors: it works, or says so in one line before it has changed anything."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import pytest
+
+from tests.programs.setting import ROOT
+from tests.programs.tool import Answer, Tool
+from tests.sim.conftest import Pair, records, running
+
+pytestmark = pytest.mark.usefixtures("own_network")
+LIMITS = (8, 12, 16, 20, 24, 32, 48, 64, 80)
+
+
+def run_with(tool: Tool, limit: str, words: Sequence[str | int]) -> Answer:
+    """Run a command under a limit of descriptors, as `ulimit -n` sets it."""
+    command = ["sh", "-c", f'ulimit {limit} && exec "$@"', "sh", sys.executable, "-m", "gpususpend", *map(str, words)]
+    done = subprocess.run(command, cwd=ROOT, env=tool.environ(), capture_output=True, text=True, timeout=90)
+    return Answer(command, done.returncode, done.stdout, done.stderr)
+
+
+def refused(answer: Answer, limit: int) -> bool:
+    """Tell whether a command was refused for its limit, and check that it said so in one line."""
+    assert "Traceback" not in answer.stderr, answer
+    lines = [line for line in answer.stderr.splitlines() if line.startswith("nvsnap-gpu-suspend: ")]
+    if answer.exit_code == 0:
+        return False
+    assert answer.exit_code == 3 and len(lines) == 1, answer
+    assert f"may open {limit} descriptors" in lines[0] and "ulimit -n" in lines[0], answer
+    return True
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize("depth", ["process", "pages"])
+def test_suspend_and_resume(pair: Pair, tool: Tool, limit: int, depth: str) -> None:
+    """Each either way; a resume that is refused leaves the group suspended."""
+    words = ["suspend", *pair.pids, "--driver", "sim", "--depth", depth]
+    if refused(run_with(tool, f"-n {limit}", words), limit):
+        running(tool)
+        tool.suspend(*pair.pids, options=("--depth", depth)).expect(0)
+    for command in ("status", "recover", "resume"):
+        rejected = refused(run_with(tool, f"-n {limit}", [command, *pair.pids, "--driver", "sim"]), limit)
+        assert not rejected or [record["stage"] for record in records(tool)] == ["suspended"]
+    tool.resume(*pair.pids).expect(0)
+    running(tool)
+    pair.check()
+
+
+def test_only_the_soft_limit_is_low(pair: Pair, tool: Tool) -> None:
+    """The command raises it for itself, as far as it may."""
+    for command in ("suspend", "resume"):
+        run_with(tool, "-S -n 16", [command, *pair.pids, "--driver", "sim"]).expect(0)
+    pair.check()
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize("words", [["gpus", "--driver", "sim"], ["store", "ls", "."], ["cache-gc", ".", "1"]], ids=str)
+def test_other_commands(tool: Tool, limit: int, words: list[str]) -> None:
+    """Refused for the limit, or for what they look at."""
+    answer = run_with(tool, f"-n {limit}", words)
+    if "descriptors" in answer.stderr or words[0] == "gpus":
+        refused(answer, limit)
+    else:
+        assert answer.exit_code == 3 and answer.stderr.count("\n") == 1, answer

@@ -1,0 +1,156 @@
+"""`suspend --store` with places that cannot be used: refused in one line before anything has changed, or done without.
+
+Stores and checkpoints are refused. A cache is never needed: it is told and done without, but for another store's.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from chunkstore import Store, fsck
+from tests.programs.setting import ROOT
+from tests.programs.tool import Answer, Tool
+from tests.sim.conftest import Pair, records, running
+from tests.sim.places import Places, mounted
+
+pytestmark = [pytest.mark.machine(driver="sim"), pytest.mark.usefixtures("own_network")]
+
+OPTIONS = ("--store", "--ckpt-dir", "--cache")
+BAD = {
+    "no/where": "no is not there|no: No such file", "file/x": "Not a directory", "file": "Not a directory",
+    "loop": "Too many levels|Not a directory", "loop/x": "Too many levels", "x" * 300: "File name too long",
+}  # fmt: skip
+
+
+def named(places: Places, option: str, path: str | Path) -> list[str]:
+    """Return the words of a suspend in which one place is another one."""
+    given = {"--store": str(places.store), "--ckpt-dir": str(places.directory()), option: str(path)}
+    return [word for pair in given.items() for word in pair]
+
+
+def lying(places: Places) -> list[str]:
+    """Return what lies in the folder of all places, and in the store but for what every save writes there."""
+    return sorted(str(path) for path in places.root.rglob("*") if "store/" not in str(path))
+
+
+def require_refused(places: Places, answer: Answer, option: str) -> str:
+    """Check the end of a suspend with a place that cannot be used; return what was told."""
+    if option == "--cache":
+        (told,) = answer.expect(0).json["warnings"]
+        assert told.startswith("there is no cache: ")
+        return str(told)
+    error = answer.expect(3).json["error"]
+    assert error["code"] == "store-refused" and not records(places.tool)
+    assert not (places.root / "one").exists()
+    return str(error["message"])
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_no_directory_can_be_there(pair: Pair, places: Places, tool: Tool, option: str) -> None:
+    """A parent that is missing, a file, a loop of links, a name that is too long."""
+    (places.root / "file").touch()
+    os.symlink("loop", places.root / "loop")
+    before = lying(places)
+    for path, detail in BAD.items():
+        words = ("--depth", "pages", *named(places, option, places.root / path))
+        told = require_refused(places, tool.suspend(*pair.pids, options=words), option)
+        assert any(word in told for word in detail.split("|")), told
+        if option == "--cache":
+            tool.resume(*pair.pids).expect(0)
+            tool.run("store", "rm", places.store, places.directory()).expect(0)
+        assert lying(places) == before
+    running(tool)
+    pair.check()
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_nothing_can_be_written_there(pair: Pair, places: Places, tool: Tool, option: str) -> None:
+    """A read-only filesystem, and a directory of somebody else's."""
+    (places.root / "there").mkdir()
+    words = ("suspend", "--depth", "pages", *named(places, option, places.root / "there" / "x"), *pair.pids)
+    told = require_refused(places, mounted(places, f"mount -t tmpfs -o ro none {places.root}/there", *words), option)
+    assert "read-only" in told
+    if option == "--cache":
+        tool.resume(*pair.pids).expect(0)
+        tool.run("store", "rm", places.store, places.directory()).expect(0)
+    if option == "--store":
+        shutil.rmtree(places.store)
+    answer = places.program("faulty", "mkdir", "P", *words)
+    if option == "--cache":  # it is not the only directory that cannot be made then
+        assert "cannot begin a checkpoint" in answer.expect(3).json["error"]["message"]
+    else:
+        assert "Permission denied" in require_refused(places, answer, option)
+    running(tool)
+    pair.check()
+
+
+def test_relative_paths_and_links(pair: Pair, places: Places, tool: Tool) -> None:
+    """They are recorded as absolute ones, for commands that run elsewhere; links to directories are fine."""
+    os.symlink("store", places.root / "to-store")
+    os.symlink("one", places.root / "to-one")
+    store, directory = (os.path.relpath(places.root / name, ROOT) for name in ("to-store", "to-one"))
+    stored = tool.suspend(*pair.pids, options=("--store", store, "--ckpt-dir", directory)).expect(0)
+    found = stored.json["groups"][0]["stored"]
+    assert (found["store"], found["directory"]) == (str(places.root / "to-store"), str(places.directory()))
+    tool.resume(*pair.pids, env={"PYTHONPATH": str(ROOT)}).expect(0)
+    pair.check()
+
+
+def test_places_of_another_kind(pair: Pair, places: Places, tool: Tool) -> None:
+    """A store taken for a cache, a cache of another store, a store's own folder: nothing of them is changed."""
+    before = lying(places)
+    words = ("--depth", "pages", *named(places, "--cache", places.store))
+    told = require_refused(places, tool.suspend(*pair.pids, options=words), "--cache")
+    assert "store.json" in told and not (places.store / "cache.json").exists()
+    assert tool.run("cache-gc", places.store, 0).expect(3).json["reason"] == "not-a-store"
+    tool.resume(*pair.pids).expect(0)
+    tool.run("store", "rm", places.store, places.directory()).expect(0)
+    Store.create(places.root / "other", cache=places.root / "cache")
+    words = named(places, "--cache", places.root / "cache")
+    assert tool.suspend(*pair.pids, options=words).expect(3).json["reason"] == "wrong-store"
+    for path in ("store/tmp", "store/chunks/ab", "store/roots/x"):
+        answer = tool.suspend(*pair.pids, options=named(places, "--ckpt-dir", places.root / path)).expect(3)
+        assert answer.json["reason"] == "not-a-store" and "belongs to store" in answer.json["error"]["message"]
+    shutil.rmtree(places.root / "other")
+    shutil.rmtree(places.root / "cache")
+    assert lying(places) == before and fsck.check(Store.open(places.store)).clean
+    running(tool)
+    pair.check()
+
+
+def test_other_hash_than_the_stores(pair: Pair, places: Places, tool: Tool) -> None:
+    """Who asks for a hash gets it or nothing; who does not takes the store as it is."""
+    answer = places.suspend(*pair.pids, options=("--hash", "blake3")).expect(3)
+    assert answer.json["reason"] == "incompatible" and "xxh3-128" in answer.json["error"]["message"]
+    running(tool)
+    places.suspend(*pair.pids, options=("--hash", "xxh3-128")).expect(0)
+    tool.resume(*pair.pids).expect(0)
+    pair.check()
+
+
+def test_chunks_that_are_too_large_for_a_ring(pair: Pair, places: Places, tool: Tool) -> None:
+    """The library makes such stores; a shim could not page-lock a place for them in one piece."""
+    shutil.rmtree(places.store)
+    Store.create(places.store, chunk_size_bytes=(1 << 30) + 1)
+    answer = places.suspend(*pair.pids).expect(3)
+    assert answer.json["reason"] == "incompatible" and "at most" in answer.json["error"]["message"]
+    running(tool)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--store", "x"), ("--ckpt-dir", "x"), ("--cache", "x"), ("--ring", "lots"), ("--ring", "1GiB"),
+        ("--hash", "md5"), ("--hash", "blake3"), ("--verify-existing", "all"), ("--require-room",),
+        ("--store", "", "--ckpt-dir", ""), ("--store", "x", "--ckpt-dir", "y", "--cache", ""),
+        ("--store", "file:///x", "--ckpt-dir", "y"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_options_that_make_no_sense(tool: Tool, words: tuple[str, ...]) -> None:
+    """Exit 2 before anything is looked at; none is passed over."""
+    tool.suspend(1, options=words).expect(2)

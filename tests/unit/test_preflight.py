@@ -1,0 +1,92 @@
+"""Questions before anything changes that concern processes outside the group."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from gpususpend import control, errors, openfiles, preflight
+from gpususpend.deadline import Deadline
+from gpususpend.defaults import LIMITS, limits_with
+from gpususpend.group import Group, Rank
+from gpususpend.journal import Kind, Member
+from gpususpend.processes import Process
+
+MEMBER = 2**22 + 1  # no process has it
+
+
+@pytest.fixture
+def strangers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Processes that listen as shims do, as far as the table of sockets says."""
+    started = [subprocess.Popen(["sleep", "600"]) for _ in range(4)]
+    pids = [one.pid for one in started]
+    monkeypatch.setattr(control, "listeners", lambda: [*pids, MEMBER])
+    yield pids
+    for one in started:
+        one.kill()
+        one.wait()
+
+
+def test_strangers_are_asked_all_at_once(strangers: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By one deadline: while the gates are closed, those who do not answer must not cost it one after the other."""
+    met = threading.Barrier(len(strangers))
+    deadlines = set()
+
+    def listing(rank: Rank, verb: str, deadline: Deadline) -> list[dict[str, str]]:
+        deadlines.add(deadline.at)
+        met.wait(60)
+        if rank.pid == strangers[2]:
+            raise errors.RankStopped(step=verb, pid=rank.pid, by="by a signal")
+        if rank.pid == strangers[0]:
+            raise ConnectionResetError
+        return [{"state": "resolved", "pid": str(MEMBER if rank.pid == strangers[3] else 1)}]
+
+    monkeypatch.setattr(Rank, "listing", listing)
+    assert preflight.importers_from({MEMBER}, LIMITS) == [strangers[3]]
+    assert len(deadlines) == 1
+
+
+def test_there_are_descriptors_for_all_strangers(strangers: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that cannot be asked for want of a descriptor would pass for one that shares nothing."""
+    reserved = []
+    monkeypatch.setattr(openfiles, "reserve", reserved.append)
+    monkeypatch.setattr(Rank, "listing", lambda *_: [])
+    assert preflight.importers_from({MEMBER}, LIMITS) == []
+    assert reserved == [1 + len(strangers)]
+
+
+@pytest.mark.parametrize(
+    ("version", "compute", "warned"),
+    [("595.71.05", [9, 10], True), ("595.71.05", [9], False), ("595.71.05", [], False), ("595.72", [12], False)],
+)
+def test_FR3_driver_under_which_a_kill_hangs(version: str, compute: list[int], warned: bool) -> None:
+    """The way out is in the warning."""
+    warnings: list[str] = []
+    preflight.warn_of_driver(version, compute, warnings.append)
+    assert [version in text and "suspend" in text for text in warnings] == [True] * warned
+
+
+def test_each_process_has_its_own_time_to_start_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that stands still, or looks at many processes first, must not take a child's last chance away."""
+    looks: Counter[int] = Counter()
+
+    def look(process: Process, *_: object) -> None:
+        looks[process.pid] += 1
+        if process.pid == 7:
+            time.sleep(0.2)  # longer than all the patience
+        elif looks[process.pid] < 4:
+            raise errors.KeptDescriptor(pid=process.pid, comm="child", fd=3, owner=MEMBER, way_out="")
+
+    rank = Rank(Member(MEMBER, 1, MEMBER, 0, "python", Kind.SHIMMED))
+    monkeypatch.setattr(preflight, "_shares", lambda *_: True)
+    monkeypatch.setattr(preflight, "_has_orphans", lambda *_: False)
+    monkeypatch.setattr(preflight, "_check_copies", look)
+    everybody = [Process(pid, 1, pid, 0, 1, "") for pid in (7, 8)]
+    monkeypatch.setattr(preflight.processes, "all_processes", lambda: everybody)
+    preflight.check_descriptors(Group([rank], []), limits_with(exec_s=0.1))
+    assert looks == {7: 1, 8: 4}
