@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import itertools
 import os
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from gpususpend import control, discover, errors, holder, openfiles, origin, processes, system
 from gpususpend.deadline import Deadline
+from gpususpend.defaults import COMMAND
 from gpususpend.discover import Found, Targets
 from gpususpend.group import Group, Rank, group_of, still_there, still_there_without_shim
 from gpususpend.journal import Journal, Kind, Manner, Member, Record, Stage, new_id
@@ -73,11 +76,22 @@ def _restored_here(member: Member) -> bool:
 
 def check_here(journal: Journal, record: Record) -> None:
     """Refuse a group whose members cannot be told living from dead.  Raises OtherPidNamespace, OtherTimeNamespace."""
-    kind, pid = elsewhere(record), record.pids[0]
+    if kind := elsewhere(record):
+        raise of_elsewhere(journal, record, kind)
+
+
+def of_elsewhere(journal: Journal, record: Record, kind: str) -> errors.Refused:
+    """Return the refusal of a group of another namespace of this kind: where it can be worked on, or what is left."""
+    pid, path, holder_pid = record.pids[0], journal.path(record.id), record.holder_pid
+    first = [*([] if holder_pid is None else [holder_pid]), *record.pids]  # these stay, others may be gone in a moment
+    others = (process.pid for process in processes.all_processes())
+    there = next(origin.living_there(record.origin, kind, itertools.chain(first, others)), 0)
     if kind == "pid":
-        raise errors.OtherPidNamespace.of_group(pid, record.id, journal.path(record.id))
-    if kind:
-        raise errors.OtherTimeNamespace(pid=pid, group=record.id)
+        return errors.OtherPidNamespace.of_group(pid, record.id, path, there)
+    kept = record.stored
+    places = ["--store", kept.store, "--ckpt-dir", kept.directory] if kept is not None else []
+    resume = shlex.join([COMMAND, "resume", *map(str, record.pids), *places])
+    return errors.OtherTimeNamespace.of_group(pid, record.id, path, there, resume)
 
 
 def check_free(journal: Journal, pids: Sequence[int]) -> Record | None:

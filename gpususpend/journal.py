@@ -132,6 +132,12 @@ class Record:
         """Return the pids of the members."""
         return [member.pid for member in self.members]
 
+    @property
+    def holder_pid(self) -> int | None:
+        """Return the pid of the holder as recorded, which may have ended."""
+        pid = (self.holder or {}).get("pid")
+        return pid if isinstance(pid, int) else None
+
 
 _T = TypeVar("_T")
 

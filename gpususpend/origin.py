@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterable, Iterator
 
 from gpususpend import processes
 from gpususpend.helpers import boot_id
@@ -28,7 +29,19 @@ def other(place: str) -> str:
     return next((kind for kind, a, b in zip(("pid", "time"), noted[1:], own[1:], strict=True) if a != b), "")
 
 
-def _namespace(kind: str) -> str:
+def living_there(place: str, kind: str, pids: Iterable[int]) -> Iterator[int]:
+    """Yield those of these processes, pids of here, that live in the namespace of this kind in which `place` was noted.
+
+    One whose namespaces this user may not see is left out.
+    """
+    noted = dict(zip(("pid", "time"), place.split()[1:], strict=True))[kind]
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            if _namespace(kind, pid) == noted:
+                yield pid
+
+
+def _namespace(kind: str, process: int | str = "self") -> str:
     with contextlib.suppress(FileNotFoundError):  # kernels before 5.6 have no time namespaces
-        return os.readlink(f"{processes.PROC}/self/ns/{kind}")
+        return os.readlink(f"{processes.PROC}/{process}/ns/{kind}")
     return f"{kind}:-"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 
-from gpususpend import claims, discover, errors, phases, processes
+from gpususpend import claims, discover, errors, origin, phases, processes
 from gpususpend.control import Reply
 from gpususpend.deadline import Deadline
 from gpususpend.defaults import LIMITS
@@ -68,7 +68,7 @@ def group_report(context: Context, record: Record) -> GroupReport:
         state = "not running" if _idle(ranks) else "running"
         return GroupReport(state, ranks, id=record.id or None, not_running=_idle(ranks))
     if kind := claims.elsewhere(record):
-        return _unseen(record, kind)
+        return _unseen(context, record, kind)
     ranks = _look(record.members, record.stage)
     kept = [holder for holder in context.tools.holders_of(record) if holder.alive()]
     group = GroupReport(
@@ -89,15 +89,21 @@ def group_report(context: Context, record: Record) -> GroupReport:
     return group
 
 
-def _unseen(record: Record, kind: str) -> GroupReport:
-    """Return what is recorded of a group of another namespace: from here, nobody knows who of it lives."""
+def _unseen(context: Context, record: Record, kind: str) -> GroupReport:
+    """Return what is recorded of a group of another namespace: from here, nobody knows who of it lives.
+
+    But for its holder in another time namespace, which has the same pid here.
+    """
     ranks = [
         RankReport(member.pid, member.inner_pid, member.comm, member.kind.value, "unknown", bytes=member.arena_bytes)
         for member in record.members
     ]
+    holder = record.holder_pid
+    if holder is not None and kind == "time":
+        holder = next(origin.living_there(record.origin, kind, [holder]), None)
     return GroupReport(
-        record.stage.value, ranks, id=record.id, step=record.step, not_running=len(ranks), depth=record.depth.value,
-        stored=record.stored, note=f"of another {kind} namespace, as recorded there; run the command there",
+        record.stage.value, ranks, id=record.id, step=record.step, holder=holder, not_running=len(ranks),
+        depth=record.depth.value, stored=record.stored, note=str(claims.of_elsewhere(context.journal, record, kind)),
     )  # fmt: skip
 
 

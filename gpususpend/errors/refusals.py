@@ -89,10 +89,14 @@ class OtherPidNamespace(Refused):
         return cls(pid=pid, inner_pid=inner_pid, detail=detail, way=way)
 
     @classmethod
-    def of_group(cls, pid: int, group: str, path: str) -> OtherPidNamespace:
-        """Return it for a member of a group whose record, at `path`, was written in another namespace."""
+    def of_group(cls, pid: int, group: str, path: str, there: int) -> OtherPidNamespace:
+        """Return it for a member of a group whose record, at `path`, was written in another namespace.
+
+        `there` is a process of that as it is called here, 0 if none is seen.
+        """
         detail = f"that is its pid there; group {group} was recorded there"
-        return cls(pid=pid, group=group, detail=detail, way=f". If that is gone for good: delete {path}")
+        way = f": nsenter -t {there} -p -m -n …" if there else f". If that is gone for good: delete {path}"
+        return cls(pid=pid, group=group, detail=detail, way=way)
 
 
 class OtherTimeNamespace(Refused):
@@ -100,9 +104,19 @@ class OtherTimeNamespace(Refused):
 
     code = "other-time-namespace"
     template = (
-        "pid {pid} of group {group} was recorded in another time namespace, where it has another start time; "
-        "run the command there: nsenter -t PID -T …"
+        "pid {pid} of group {group} was recorded in another time namespace, where it has another start time; {way}"
     )
+
+    @classmethod
+    def of_group(cls, pid: int, group: str, path: str, there: int, resume: str) -> OtherTimeNamespace:
+        """Return it for a group whose record is at `path`; `resume` brings it back without that.
+
+        `there` is a process of that namespace, 0 if none lives: then nothing keeps the threads of the group any more.
+        """
+        way = f"run the command there: nsenter -t {there} -T …"
+        if not there:
+            way = f"no process lives there any more: delete {path}, then run `{resume}`"
+        return cls(pid=pid, group=group, way=way)
 
 
 class OtherNetNamespace(Refused):

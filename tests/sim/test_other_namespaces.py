@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import subprocess
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.programs.tool import Answer, Tool
-from tests.sim.conftest import Pair, records, running
+from tests.sim.conftest import Pair, end_process, records, running
 from tests.sim.places import Places
 
 pytestmark = pytest.mark.usefixtures("own_network")
@@ -49,6 +54,84 @@ def test_a_group_of_another_namespace_is_left_alone(
     assert content(tool) == before
     tool.resume(*pair.pids).expect(0)
     running(tool)
+    pair.check()
+
+
+def outside(tool: Tool, pid: int) -> tuple[dict[str, Any], str]:
+    """Return what status says of the group of another namespace that has this pid, and the refusal of all commands."""
+    told = [
+        tool.run(*words).expect(3).json["error"]["message"]
+        for words in (("recover", "--driver", "sim"), ("resume", "--driver", "sim", pid), ("stop", pid))
+    ]
+    group = next(group for group in tool.run("status").expect(0).json["groups"] if group["id"] is not None)
+    assert set(told) == {group["note"]}, (told, group)
+    return group, told[0]
+
+
+def test_a_time_namespace_in_which_the_holder_lives_can_be_entered(pair: Pair, tool: Tool) -> None:
+    """The refusal names a process of it, and the command that it names works."""
+    holder = inside(tool, TIME, "suspend", *pair.pids).expect(0).json["groups"][0]["holder"]
+    group, message = outside(tool, pair.first.pid)
+    assert group["holder"] == holder and f"nsenter -t {holder} -T" in message, message
+    inside(tool, ("nsenter", "-t", str(holder), "-T"), "resume", *pair.pids).expect(0)
+    running(tool)
+    pair.check()
+
+
+def test_a_time_namespace_that_is_gone(pair: Pair, tool: Tool) -> None:
+    """Its holder was killed and nobody else lives there: the refusal names the file and what to do, and that works."""
+    end_process(inside(tool, TIME, "suspend", *pair.pids).expect(0).json["groups"][0]["holder"])
+    group, message = outside(tool, pair.first.pid)
+    path = next(Path(tool.state_dir).glob("group-*.json"))
+    assert group["holder"] is None and f"delete {path}" in message and "nsenter" not in message, message
+    assert "`nvsnap-gpu-suspend resume {} {}`".format(*sorted(pair.pids)) in message, message
+    path.unlink()
+    tool.resume(*pair.pids).expect(0)
+    running(tool)
+    pair.check()
+
+
+def test_a_group_in_a_store_whose_time_namespace_is_gone(pair: Pair, tool: Tool, places: Places) -> None:
+    """The way out names store and checkpoint: the file that knew them is to be deleted."""
+    holder = places.suspend(*pair.pids, prefix=TIME).expect(0).json["groups"][0]["holder"]
+    end_process(holder)
+    _, message = outside(tool, pair.first.pid)
+    words = message.rpartition("`nvsnap-gpu-suspend ")[2].partition("`")[0].split()
+    next(Path(tool.state_dir).glob("group-*.json")).unlink()
+    tool.run(*words, "--driver", "sim").expect(0)
+    running(tool)
+    pair.check()
+
+
+@contextlib.contextmanager
+def somebody_in_a_pid_namespace() -> Iterator[int]:
+    """Start a process in a pid namespace of its own; yield its pid here."""
+    with subprocess.Popen([*PID, "sleep", "600"]) as outer:
+        try:
+            until, children = time.monotonic() + 60, Path(f"/proc/{outer.pid}/task/{outer.pid}/children")
+            while not (found := children.read_text().split()):
+                assert time.monotonic() < until and outer.poll() is None, "unshare has started nothing"
+                time.sleep(0.01)
+            yield int(found[0])
+        finally:
+            outer.kill()
+
+
+def test_a_pid_namespace_that_is_seen_can_be_entered(pair: Pair, tool: Tool) -> None:
+    """A process of it is named as it is called here; where none is seen, the file is."""
+    tool.suspend(*pair.pids).expect(0)
+    [record] = records(tool)
+    tool.resume(*pair.pids).expect(0)
+    path = Path(tool.state_dir) / f"group-{record['id']}.json"
+    with somebody_in_a_pid_namespace() as there:
+        origin = record["origin"].replace(os.readlink("/proc/self/ns/pid"), os.readlink(f"/proc/{there}/ns/pid"))
+        members = [{**member, "pid": (1 << 30) + number} for number, member in enumerate(record["members"])]
+        path.write_text(json.dumps({**record, "origin": origin, "members": members}))
+        path.chmod(0o600)
+        _, message = outside(tool, 1 << 30)
+        assert f"nsenter -t {there} -p -m -n" in message and "delete" not in message, message
+    _, message = outside(tool, 1 << 30)
+    assert f"delete {path}" in message and "nsenter" not in message, message
     pair.check()
 
 
