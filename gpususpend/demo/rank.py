@@ -10,6 +10,7 @@ the next rank, in that rank's memory. A byte lost once is therefore wrong in eve
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -267,21 +268,19 @@ def serve(channel: socket.socket, rank: Rank) -> None:
     verbs: dict[str, Callable[..., Any]] = {
         verb: getattr(rank, verb) for verb in ("look", "allocate", "connect", "publish", "reduce", "check", "finish")
     }
-    while True:
-        try:
+    with contextlib.suppress(wire.Closed):  # also while an answer is on its way: another rank has failed
+        while True:
             message, fds = wire.receive(channel)
-        except wire.Closed:
-            return
-        outgoing: list[int] = []
-        try:
-            answer = verbs[message["do"]](message, fds)
-            if isinstance(answer, tuple):
-                answer, outgoing = answer
-        except (CudaError, Mismatch) as error:
-            answer = {"error": str(error)}
-        for fd in fds:
-            os.close(fd)
-        wire.send(channel, answer, outgoing)
+            outgoing: list[int] = []
+            try:
+                answer = verbs[message["do"]](message, fds)
+                if isinstance(answer, tuple):
+                    answer, outgoing = answer
+            except (CudaError, Mismatch) as error:
+                answer = {"error": str(error)}
+            for fd in fds:
+                os.close(fd)
+            wire.send(channel, answer, outgoing)
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from typing import Any
@@ -14,7 +15,8 @@ import numpy as np
 import pytest
 
 from gpususpend.demo import rank as demo_rank
-from tests.programs.setting import ROOT, SCRUBBED
+from gpususpend.demo import wire
+from tests.programs.setting import ROOT, SCRUBBED, Setting
 
 pytestmark = pytest.mark.timeout(270)
 
@@ -86,6 +88,17 @@ def test_failing_driver_call_ends_the_demo_with_its_name() -> None:
     assert done.returncode == 1
     assert "cuModuleLoadData" in done.stderr and "CUDA_ERROR_OUT_OF_MEMORY" in done.stderr
     assert "rank " in done.stderr and "Traceback" not in done.stderr
+
+
+def test_rank_whose_demo_has_gone_says_nothing(machine: Setting) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        with ours:
+            wire.send(ours, {"do": "look"})
+        command = [sys.executable, "-m", "gpususpend.demo.rank", str(theirs.fileno()), "0", "2"]
+        done = subprocess.run(command, cwd=ROOT, env=machine.environ(with_shim=True), pass_fds=[theirs.fileno()],
+                              capture_output=True, text=True, timeout=120, check=False)  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_failing_resume_ends_the_demo_with_what_the_command_said() -> None:
