@@ -6,10 +6,7 @@
 
 static struct pool events = POOL(struct CUevent_st, 0x45564e54);
 
-bool event_valid(CUevent event) {
-    /* Undefined by the header, refused here: an event of another process that was destroyed there. */
-    return pool_holds(&events, event) && !(event->opened && atomic_load(&event->records->ended));
-}
+bool event_valid(CUevent event) { return pool_holds(&events, event); }
 
 void event_get(CUevent event) { atomic_fetch_add(&event->refs, 1); }
 
@@ -58,10 +55,8 @@ API(CALL_CONTEXT, cuEventCreate, (CUevent * out, unsigned flags), (out, flags)) 
 }
 
 API(CALL_INIT, cuEventDestroy_v2, (CUevent event), (event)) {
-    if (!pool_holds(&events, event))
+    if (!event_valid(event))
         return CUDA_ERROR_INVALID_HANDLE;
-    if (!event->opened)
-        atomic_store(&event->records->ended, true);
     event_delete(event);
     return CUDA_SUCCESS;
 }
@@ -133,7 +128,7 @@ API(CALL_INIT, cuEventSynchronize, (CUevent event), (event)) {
 static CUresult elapsed(float *milliseconds, CUevent start, CUevent end) {
     if (!milliseconds)
         return CUDA_ERROR_INVALID_VALUE;
-    if (!pool_holds(&events, start) || !pool_holds(&events, end) || (start->flags | end->flags) & CU_EVENT_DISABLE_TIMING
+    if (!event_valid(start) || !event_valid(end) || (start->flags | end->flags) & CU_EVENT_DISABLE_TIMING
         || !newest(start).seq || !newest(end).seq)
         return CUDA_ERROR_INVALID_HANDLE;
     if (!passed(start) || !passed(end))

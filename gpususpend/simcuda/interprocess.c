@@ -1,7 +1,8 @@
 /* Interprocess events: what the processes that have one see of its records.
  *
- * An event's row on the machine goes with the last process that has the event. When all have left for a checkpoint,
- * whoever comes back first makes it again. */
+ * An event's row on the machine goes with the last process that has the event, which need not be the one that made it:
+ * who destroys an event, or ends, takes it from nobody else. When all have left for a checkpoint, whoever comes back first
+ * makes it again. */
 #include <string.h>
 
 #include "machine.h"
@@ -81,20 +82,15 @@ void interprocess_drop(CUevent event) {
 /* ---- checkpoint and restore: no work is under way, so that counts of records have nothing to say ---- */
 
 void interprocess_leave(void) {
-    for (CUevent event = here; event; event = event->next_shared) {
-        atomic_store(&event->own.ended, atomic_load(&event->records->ended));
+    for (CUevent event = here; event; event = event->next_shared)
         event->records = &event->own;
-    }
 }
 
 /* Join again; false if the machine has no room for an event. */
 bool interprocess_return(void) {
-    for (CUevent event = here; event; event = event->next_shared) {
+    for (CUevent event = here; event; event = event->next_shared)
         if (!hold(event, true))
             return false;
-        if (atomic_load(&event->own.ended))
-            atomic_store(&event->records->ended, true);
-    }
     return true;
 }
 
@@ -111,10 +107,8 @@ static const char event_magic[16] = "simIPCevent";
 API(CALL_CONTEXT, cuIpcGetEventHandle, (CUipcEventHandle * out, CUevent event), (out, event)) {
     if (!out)
         return CUDA_ERROR_INVALID_VALUE;
-    if (!event_valid(event))
+    if (!event_valid(event) || !event->shared || event->opened)
         return CUDA_ERROR_INVALID_HANDLE;
-    if (!event->shared || event->opened)
-        return CUDA_ERROR_INVALID_VALUE;
     struct event_bytes bytes = {.event = event->shared, .creator = machine_nonce()};
     memcpy(bytes.magic, event_magic, sizeof event_magic);
     memcpy(out, &bytes, sizeof bytes);
@@ -124,8 +118,10 @@ API(CALL_CONTEXT, cuIpcGetEventHandle, (CUipcEventHandle * out, CUevent event), 
 API(CALL_CONTEXT, cuIpcOpenEventHandle, (CUevent * out, CUipcEventHandle handle), (out, handle)) {
     struct event_bytes bytes;
     memcpy(&bytes, &handle, sizeof bytes);
-    if (!out || memcmp(bytes.magic, event_magic, sizeof event_magic) || !bytes.event)
+    if (!out)
         return CUDA_ERROR_INVALID_VALUE;
+    if (memcmp(bytes.magic, event_magic, sizeof event_magic) || !bytes.event)
+        return CUDA_ERROR_MAP_FAILED;
     if (bytes.creator == machine_nonce())
         return CUDA_ERROR_INVALID_CONTEXT; /* a process cannot open its own */
     CUevent event = event_new(CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING);
@@ -133,10 +129,10 @@ API(CALL_CONTEXT, cuIpcOpenEventHandle, (CUevent * out, CUipcEventHandle handle)
         return CUDA_ERROR_OUT_OF_MEMORY;
     event->shared = bytes.event;
     event->opened = true;
-    if (interprocess_hold(event, false) && event_valid(event)) {
+    if (interprocess_hold(event, false)) {
         *out = event;
         return CUDA_SUCCESS;
     }
     event_delete(event);
-    return CUDA_ERROR_INVALID_HANDLE; /* destroyed, or gone with its process */
+    return CUDA_ERROR_MAP_FAILED; /* nobody has it any more */
 }

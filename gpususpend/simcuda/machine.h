@@ -4,7 +4,7 @@
 
 #include "simcuda.h"
 
-enum { MAX_PROCESSES = 256, MAX_OBJECTS = 32768, MAX_EXPORTS = 32768, MAX_BINDS = 4096, MAX_EVENTS = 4096, LAYOUT = 6 };
+enum { MAX_PROCESSES = 256, MAX_OBJECTS = 32768, MAX_EXPORTS = 32768, MAX_BINDS = 4096, MAX_EVENTS = 4096, LAYOUT = 7 };
 #define PROCESS_BYTE ((off_t)1 << 40)
 #define EXPORT_BYTE ((off_t)1 << 41)
 #define CONTEXT_COST ((size_t)16 << 20) /* what a context takes of its GPU */

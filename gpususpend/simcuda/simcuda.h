@@ -354,7 +354,6 @@ void graph_exec_put(CUgraphExec exec);
 enum { RECORDS = 32 };
 struct records { /* of one event, whoever makes them */
     _Atomic uint64_t begun, done[RECORDS]; /* number n has happened once done[n % RECORDS] is n or more */
-    atomic_bool ended;                     /* the event was destroyed by the process that made it */
 };
 struct CUevent_st {
     uint32_t magic;

@@ -10,21 +10,40 @@ import platform
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+from gpususpend.demo import results
+from gpususpend.driver_process import kernel_driver_version
 from tests.conformance.case import all_cases
-from tests.conformance.runner import run_all
+from tests.conformance.runner import Report, run_all
 from tests.programs import setting as where
 from tests.programs.setting import Setting
 
 
-def driver_text(driver: str) -> str:
-    """Return the version text of the installed driver."""
-    if driver == "sim":
-        return "simulated"
-    try:
-        return Path("/proc/driver/nvidia/version").read_text().splitlines()[0]
-    except OSError:
-        return "unknown"
+def gpu_text() -> str:
+    """Return how many GPUs of what name the machine has, as NVML tells."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    handles = [pynvml.nvmlDeviceGetHandleByIndex(at) for at in range(pynvml.nvmlDeviceGetCount())]
+    names = [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
+    return ", ".join(f"{names.count(name)} {name}" for name in sorted(set(names)))
+
+
+def head(setting: Setting) -> dict[str, Any]:
+    """Return what a report begins with: who answered, and by what tree."""
+    driver = {"driver": setting.driver, "driver_version": "simulated"}
+    if not setting.simulated:
+        driver |= {"driver_version": kernel_driver_version() or "unknown", "gpu": gpu_text()}
+    return {**driver, "suite": results.commit(), "shim": setting.shim is not None, "devices": setting.devices,
+            "kernel": platform.release()}
+
+
+def write(out: Path, begin: dict[str, Any], reports: dict[str, Report]) -> None:
+    """Write a report, one case a line, as `measured/` keeps them."""
+    cases = ",\n".join(f"  {json.dumps(name)}: {json.dumps(one)}" for name, one in reports.items())
+    lines = [f" {json.dumps(name)}: {json.dumps(value)}," for name, value in begin.items()]
+    out.write_text("\n".join(["{", *lines, ' "cases": {', cases, " }", "}"]) + "\n")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -46,10 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
               if not given.cases or any(fnmatch.fnmatch(name, pattern) for pattern in given.cases)]
     began = time.monotonic()
     reports = run_all(wanted, setting, given.jobs)
-    given.out.write_text(json.dumps({
-        "driver": given.driver, "driver_version": driver_text(given.driver), "shim": given.shim is not None,
-        "devices": devices, "kernel": platform.release(), "cases": reports,
-    }, indent=1) + "\n")
+    write(given.out, head(setting), reports)
     counts: dict[str, int] = {}
     for name, report in reports.items():
         counts[report["status"]] = counts.get(report["status"], 0) + 1

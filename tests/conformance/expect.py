@@ -1,8 +1,9 @@
 """`python -m tests.conformance.expect REPORT assumed|measured`: take a report over into `expected.json`.
 
-A measured answer replaces an assumed one and is replaced by a newer measured one only; an assumed answer replaces
-nothing that was measured. A report made through a shim adds its answers beside those of the bare driver where they
-differ, which has to be a difference that the design wants: look at `git diff` before committing.
+A measured answer replaces an assumed one and is replaced by another measured one only; an assumed answer replaces
+nothing that was measured. What was measured before and is the same keeps the run that it was first seen in. A report
+made through a shim adds its answers beside those of the bare driver where they differ, which has to be a difference
+that the design wants: look at `git diff` before committing.
 """
 
 from __future__ import annotations
@@ -15,6 +16,13 @@ from typing import Any
 from tests.conformance.compare import EXPECTED
 
 Entry = dict[str, Any]
+
+
+def source(report: dict[str, Any]) -> str:
+    """Return who answered, in the words of an entry."""
+    if report["driver"] != "real":
+        return str(report["driver_version"])
+    return f"{report['driver_version']}, {report['gpu']}, suite {report['suite']}"
 
 
 def merge(expected: dict[str, dict[str, Entry]], report: dict[str, Any], basis: str) -> int:
@@ -35,9 +43,9 @@ def merge(expected: dict[str, dict[str, Entry]], report: dict[str, Any], basis: 
                     entry["shim"] = value
                     changed += 1
                 continue
-            if entry is not None and entry["basis"] == "measured" and basis == "assumed":
+            if entry is not None and entry["basis"] == "measured" and (basis == "assumed" or entry["value"] == value):
                 continue
-            fresh = {"value": value, "basis": basis, "by": report["driver_version"]}
+            fresh = {"value": value, "basis": basis, "by": source(report)}
             fresh |= {name: entry[name] for name in ("shim", "sim", "why") if entry and name in entry}
             if entry != fresh:
                 known[question] = fresh
