@@ -12,7 +12,10 @@ import pytest
 
 from gpususpend.arena import Kind
 from tests.bench.gpu import __main__ as bench
-from tests.programs.setting import ROOT
+from tests.bench.gpu import steady
+from tests.bench.gpu.case import Bench
+from tests.programs.setting import ROOT, Setting
+from tests.programs.tool import Tool
 
 pytestmark = [pytest.mark.machine(driver="sim"), pytest.mark.timeout(290)]
 
@@ -58,6 +61,33 @@ def test_the_machines_own_rates(tmp_path: Path) -> None:
     assert all(word in said for word in ("cuMemHostAlloc", "plain pages, not locked", "scattered", "NUMA", "2 GPUs"))
     kinds = [f"arena of {kind.value}" for kind in Kind]
     assert all(kind in said or any(kind in name for name in case["facts"]) for kind in kinds)
+
+
+PROGRAM = """\
+import fcntl, json, os, sys
+folder, shim = sys.argv[1], "gpushare" in os.environ.get("LD_PRELOAD", "")
+lock = open(f"{folder}/lock-{os.environ['RANK']}", "w")
+fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+with open(f"{folder}/starts-{os.environ['RANK']}", "a") as starts:
+    starts.write(f"{int(shim)}")
+for _ in sys.stdin:
+    print(json.dumps({"shim": shim, "pid": os.getpid(), "port": os.environ["MASTER_PORT"]}), flush=True)
+"""
+
+
+def test_with_and_without_the_shim_are_never_up_together(tmp_path: Path, machine: Setting) -> None:
+    """Started afresh in turns, in swapped order each second time; the programs of one side are up together."""
+    words = [sys.executable, "-c", PROGRAM, str(tmp_path)]
+    with Tool(machine) as tool:
+        given = Bench(machine, tool, tmp_path, (4, 4), rounds=1)
+        answers = steady.in_turns(given, words, [{"RANK": "0"}, {"RANK": "1"}], 3)
+    for rank in "01":
+        assert (tmp_path / f"starts-{rank}").read_text() == "100110"
+    for shim, turns in answers.items():
+        assert len(turns) == 3 * steady.ASKED and all(len(turn) == 2 for turn in turns)
+        assert all(one["shim"] is shim for turn in turns for one in turn)
+        assert all(first["port"] == second["port"] for first, second in turns)
+        assert len({one["pid"] for turn in turns for one in turn}) == 6
 
 
 def test_a_case_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

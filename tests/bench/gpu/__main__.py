@@ -48,13 +48,13 @@ class Case:
 
 
 CASES = {
-    "calls": Case(steady.calls, 40),
+    "calls": Case(steady.calls, 60),
     "small": Case(cycles.small, 90),
     "large": Case(cycles.large, 120),
     "own-rates": Case(rates.own_rates, 120),
     "layouts": Case(rates.layouts, 60),
     "bare": Case(cycles.bare, 150),
-    "torch": Case(steady.torch_launches, 60),
+    "torch": Case(steady.torch_launches, 90),
     "nccl": Case(steady.nccl, 90),
     "memory": Case(steady.memory, 60),
 }

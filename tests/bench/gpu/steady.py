@@ -1,6 +1,8 @@
 """What the shim costs a program that runs: calls, PyTorch, NCCL, memory of the GPUs and of the host.
 
-With and without the shim are up at once and take turns, so that what else the machine does meets both.
+Programs without and with the shim are started in turns, in swapped order each second time, so that what else the
+machine does meets both. They are never up together: of two processes with a context on the same GPU the second one
+launches small kernels slower, whichever it is (seen on an H200 with driver 580.159.04).
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from tests.programs.setting import ROOT
 from tests.programs.usage import memory_by_pid
 
 ANSWER_S = 60.0
+ASKED = 3  # times for each start
 ADDED_NS = 20
 RATIO = 0.99
 HOST_MIB = 64
@@ -69,20 +72,18 @@ class Asked:
 
 
 @contextlib.contextmanager
-def both(bench: Bench, words: Sequence[str], extra: Sequence[dict[str, str]]) -> Iterator[dict[bool, list[Asked]]]:
-    """Yield the programs without and with the shim, one for each of `extra`, the variables of that one."""
-    started: dict[bool, list[Asked]] = {False: [], True: []}
+def started(bench: Bench, words: Sequence[str], extra: Sequence[dict[str, str]], shim: bool) -> Iterator[list[Asked]]:
+    """Yield the programs of one side, one for each of `extra`, the variables of that one; they are ended with it."""
+    port = {"MASTER_PORT": free_port()}
+    group: list[Asked] = []
     try:
-        for shim, group in started.items():
-            port = free_port()
-            for number, variables in enumerate(extra):
-                environment = bench.setting.environ(with_shim=shim) | variables | {"MASTER_PORT": port}
-                group.append(Asked(words, environment, bench.scratch / f"program-{shim}-{number}"))
-        yield started
+        for number, variables in enumerate(extra):
+            environment = bench.setting.environ(with_shim=shim) | variables | port
+            group.append(Asked(words, environment, bench.scratch / f"program-{shim}-{number}"))
+        yield group
     finally:
-        for group in started.values():
-            for one in group:
-                one.kill()
+        for one in group:
+            one.kill()
 
 
 def free_port() -> str:
@@ -92,14 +93,20 @@ def free_port() -> str:
         return str(one.getsockname()[1])
 
 
-def in_turns(programs: dict[bool, list[Asked]], rounds: int) -> dict[bool, list[list[dict[str, Any]]]]:
-    """Ask both sides in turns; return the answers of all programs of a side, round by round."""
-    answers: dict[bool, list[list[dict[str, Any]]]] = {False: [], True: []}
-    for number in range(rounds):
+Answers = dict[bool, list[list[dict[str, Any]]]]
+"""Without and with the shim: the answers of all programs of the side, one list for each time that they were asked."""
+
+
+def in_turns(bench: Bench, words: Sequence[str], extra: Sequence[dict[str, str]], starts: int) -> Answers:
+    """Start each side so many times, one side at a time, and ask it; return the answers."""
+    answers: Answers = {False: [], True: []}
+    for number in range(starts):
         for shim in (False, True) if number % 2 else (True, False):
-            for one in programs[shim]:
-                one.send()
-            answers[shim].append([one.receive() for one in programs[shim]])
+            with started(bench, words, extra, shim) as group:
+                for _ in range(ASKED * bench.rounds):
+                    for one in group:
+                        one.send()
+                    answers[shim].append([one.receive() for one in group])
     return answers
 
 
@@ -112,8 +119,7 @@ def calls(bench: Bench) -> None:
     source = Path(__file__).with_name("launches.c")
     subprocess.run([compiler, "-O2", "-w", "-o", program, source, "-ldl"], check=True, timeout=60)
     batches = 3 if bench.setting.simulated else 200
-    with both(bench, [str(program), str(KERNELS), str(batches)], [{}]) as programs:
-        answers = in_turns(programs, 5 * bench.rounds)
+    answers = in_turns(bench, [str(program), str(KERNELS), str(batches)], [{}], 8)
     for name, what in (("launch", "cuLaunchKernel"), ("copy", "cuMemcpyDtoDAsync")):
         without, shimmed = (statistics.median(one[0][name] for one in answers[shim]) for shim in (False, True))
         added = shimmed - without
@@ -130,14 +136,11 @@ def need_torch(bench: Bench) -> None:
         raise NotRun("PyTorch is not installed")
 
 
-def compare(bench: Bench, mode: str, extra: Sequence[dict[str, str]], what: str, unit: str, scale: float = 1) -> None:
-    """Tell a rate with the shim beside the one without."""
-    words = [sys.executable, "-m", "tests.bench.gpu.torch_program", mode]
-    with both(bench, words, extra) as programs:
-        for group in programs.values():
-            for one in group:
-                one.receive()
-        answers = in_turns(programs, 5 * bench.rounds)
+def compare(
+    bench: Bench, mode: str, extra: Sequence[dict[str, str]], starts: int, what: str, unit: str, scale: float = 1
+) -> None:
+    """Tell a rate with the shim beside the one without. A start of PyTorch takes some five seconds."""
+    answers = in_turns(bench, [sys.executable, "-m", "tests.bench.gpu.torch_program", mode], extra, starts)
     without, shimmed = (
         statistics.median(min(one["value"] for one in turn) for turn in answers[shim]) * scale for shim in (False, True)
     )
@@ -149,7 +152,7 @@ def compare(bench: Bench, mode: str, extra: Sequence[dict[str, str]], what: str,
 def torch_launches(bench: Bench) -> None:
     """Small kernels of PyTorch."""
     need_torch(bench)
-    compare(bench, "launch", [{}], "PyTorch, small kernels", "thousand/s", 1e-3)
+    compare(bench, "launch", [{}], 4, "PyTorch, small kernels", "thousand/s", 1e-3)
 
 
 def nccl(bench: Bench) -> None:
@@ -158,7 +161,8 @@ def nccl(bench: Bench) -> None:
     if bench.setting.devices < 2:
         raise NotRun("NCCL needs two GPUs")
     common = NO_MULTICAST | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-    compare(bench, "allreduce", [common | {"RANK": str(rank)} for rank in (0, 1)], "NCCL all-reduce, bus", "GB/s")
+    ranks = [common | {"RANK": str(rank)} for rank in (0, 1)]
+    compare(bench, "allreduce", ranks, 2, "NCCL all-reduce, bus", "GB/s")
 
 
 # --- memory

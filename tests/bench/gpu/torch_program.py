@@ -1,7 +1,7 @@
 """What PyTorch does, measured on request: a program, `python -m tests.bench.gpu.torch_program launch|allreduce`.
 
 For each line on stdin it prints a line of JSON: `launch`, small kernels a second; `allreduce`, the bus bandwidth of
-NCCL in GB/s, with RANK and WORLD_SIZE set. The first line that it prints says that it is ready.
+NCCL in GB/s, with RANK and WORLD_SIZE set.
 """
 
 from __future__ import annotations
@@ -60,8 +60,7 @@ def allreduce() -> Callable[[], float]:
 def main() -> None:
     """Measure once for each line."""
     measure = {"launch": launch, "allreduce": allreduce}[sys.argv[1]]()
-    measure()
-    print(json.dumps({"ready": True}), flush=True)
+    measure()  # warms up
     for _ in sys.stdin:
         print(json.dumps({"value": measure()}), flush=True)
 
