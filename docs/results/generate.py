@@ -47,9 +47,9 @@ first step until the gates are open.
 STORE_INTRODUCTION = """\
 ## The store
 
-By `python -m tests.bench.store --json` (`make bench-store`). Rates are in 10^9 bytes a second and count bytes that are
-not zeros. Both sides of a comparison take turns in the same run, and of each the quickest counts. The ratio is the
-value by the baseline's; of times less is better.
+By `python -m tests.bench.store --json` (`make bench-store`), of the store alone or, with `--gpu`, of suspends into it.
+Rates are in 10^9 bytes a second and count bytes that are not zeros. Both sides of a comparison take turns in the same
+run, and of each the quickest counts. The ratio is the value by the baseline's; of times less is better.
 """
 
 
@@ -64,6 +64,17 @@ cycle. *alone* is the request that is sent by itself after each cycle, *in fligh
 *two runs* what two such runs have in common. A request counts as in flight where it was not answered yet while the
 server was suspended; of older runs that is not recorded, and they say so.
 """
+
+
+REMARKS = {
+    "h200-bench": "the lines of cuLaunchKernel, cuMemcpyDtoDAsync and PyTorch's small kernels do not tell what the shim "
+    "costs. Programs with and without it were up at once, and of two processes with a context on the same GPU the "
+    "second one launches slower, whichever it is ([driver facts](../reference/driver-facts.md)). The benchmark starts "
+    "them in turns since then.",
+    "h200-store": "the loads ran at 1.4 to 1.6 times the baseline's rate: the disk gave more then than when the baseline "
+    "was measured, so that these lines do not tell how near the store comes to the disk.",
+}
+"""What is to be known of a record and was found out later."""
 
 
 class BadRecord(Exception):
@@ -114,6 +125,17 @@ def phase_rows(record: dict[str, Any]) -> list[str]:
     return lines
 
 
+def remark(name: str) -> list[str]:
+    """Return the line about what is to be known of a record, if anything is."""
+    return [f"- **remark**: {REMARKS[name]}"] if name in REMARKS else []
+
+
+def machine_of(record: dict[str, Any]) -> str:
+    """Return the driver and the GPUs of a benchmark's record."""
+    simulated = ", simulated" if record["simulated"] else ""
+    return f"driver {record['driver']['version']}{simulated}, {len(record['gpus'])} x {record['gpus'][0]['name']}"
+
+
 def demo_section(name: str, record: dict[str, Any]) -> str:
     """Return the section of one run of the demo."""
     names = sorted({gpu["name"] for gpu in record["gpus"]})
@@ -137,9 +159,11 @@ def store_section(name: str, record: dict[str, Any]) -> str:
     host = record["host"]
     facts = [
         f"- commit `{record['commit']}`, {record['date']}",
+        *([f"- {machine_of(record)}"] if "gpus" in record else []),
         f"- {host['cpus']} processors ({host['machine']}), kernel {host['kernel']}, Python {host['python']}, "
         f"{record['filesystem']}; load when it ended: {record['load']}, nice {record['nice']}",
         f"- `{' '.join(record['command'])}`",
+        *remark(name),
     ]
     return "\n".join([f"### {name}", "", *facts, "", *LINE_HEADS, *line_rows(record["lines"]), ""])
 
@@ -168,10 +192,10 @@ def gpu_section(name: str, record: dict[str, Any]) -> str:
     """Return the section of one run of the benchmark on GPUs; of a simulated one only what was run."""
     facts = [
         f"- commit `{record['commit']}`, {record['date']}",
-        f"- driver {record['driver']['version']}{', simulated' if record['simulated'] else ''}, "
-        f"{len(record['gpus'])} x {record['gpus'][0]['name']}; {record['host']['cpus']} processors, "
+        f"- {machine_of(record)}; {record['host']['cpus']} processors, "
         f"kernel {record['host']['kernel']}; load when it ended: {record['load']}",
         f"- `{' '.join(record['command'])}`",
+        *remark(name),
     ]
     lines = []
     for case in record["cases"]:

@@ -29,6 +29,7 @@ from chunkstore import CHUNK_SIZE_BYTES, Allocation, Checkpoint, Chunk, Files, S
 from chunkstore.chunks import chunk_of
 from chunkstore.hashing import DEFAULT_HASH, hash_by_name
 from gpususpend.demo import results
+from gpususpend.demo.machine import describe, find_machine
 from gpususpend.report import table
 from tests.bench.line import Line
 
@@ -436,12 +437,12 @@ def measure(where: Path, mib: int, threads: int, only: str = "") -> Iterator[Lin
             yield from part(disk_folder, shared)
 
 
-def record(lines: list[Line], command: list[str], where: Path) -> dict[str, Any]:
-    """Return the measurement for machines."""
+def record(lines: list[Line], command: list[str], where: Path, gpus: dict[str, Any]) -> dict[str, Any]:
+    """Return the measurement for machines; `gpus` is what the machine has of them, empty where none is used."""
     kinds = [line.split()[:3] for line in Path("/proc/mounts").read_text().splitlines()]
     filesystem = next(kind for mount in [where, *where.parents] for _, at, kind in reversed(kinds) if at == str(mount))
     measured = [line.data() for line in lines]
-    machine = {"filesystem": filesystem, "load": round(os.getloadavg()[0], 2), "nice": os.nice(0)}
+    machine = {**gpus, "filesystem": filesystem, "load": round(os.getloadavg()[0], 2), "nice": os.nice(0)}
     return {**results.header(command, machine), "schema": SCHEMA, "lines": measured}
 
 
@@ -492,9 +493,12 @@ def main(
         lines.append(line)
         print(f"{line.what}: {line.value:.2f} {line.unit}", file=sys.stderr, flush=True)
     if as_json:
-        click.echo(
-            json.dumps(record(lines, ["python", "-m", "tests.bench.store", *sys.argv[1:]], where), indent=1)
-        )
+        gpus: dict[str, Any] = {}
+        if gpu:
+            with find_machine(driver, 2, 64) as machine:
+                gpus = describe(machine)
+        command = ["python", "-m", "tests.bench.store", *sys.argv[1:]]
+        click.echo(json.dumps(record(lines, command, where, gpus), indent=1))
     else:
         show(lines)
     sys.exit(1 if any(line.within_limit is False for line in lines) else 0)

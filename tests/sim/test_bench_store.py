@@ -19,7 +19,9 @@ def test_suspends_into_a_store(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.bench.store", *words]
     done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=580)
     assert done.returncode == 0, done.stderr
-    lines = {line["what"]: line for line in json.loads(done.stdout)["lines"]}
+    record = json.loads(done.stdout)
+    assert record["simulated"] is True and record["driver"]["kind"] == "sim" and record["gpus"]
+    lines = {line["what"]: line for line in record["lines"]}
     judged = [line for line in lines.values() if line["within_limit"] is not None and line["limit"]]
     assert len(judged) == 6 and all(line["unit"] == "MiB" for line in judged)
     for title, word in (("first save", "new"), ("second save, compared", "known")):

@@ -94,6 +94,18 @@ def test_page_shows_a_measurement_of_the_store(generate: ModuleType) -> None:
     for part in ("## disk", "`fedcba987654`", "ext4", "`python -m tests.bench.store`"):
         assert part in page
     assert "| save | 1.80 GB/s | bare writes | 2.00 | 0.90 | ratio >= 0.95 | **missed** |" in page
+    assert "driver" not in page.partition("## disk")[2]
+    gpus = {"driver": {"kind": "real", "version": "580.1"}, "simulated": False, "gpus": [{"name": "GPU X"}]}
+    write(generate, "disk", bench | gpus)
+    assert "- driver 580.1, 1 x GPU X" in generate.page().partition("## disk")[2]
+
+
+def test_what_was_found_out_later_stands_beside_its_record(generate: ModuleType) -> None:
+    for name in generate.REMARKS:
+        assert (ROOT / "docs" / "results" / "raw" / f"{name}.json").is_file()
+    name = "h200-bench"
+    write(generate, name, gpu_bench())
+    assert f"- **remark**: {generate.REMARKS[name]}" in generate.page().partition(f"## {name}")[2]
 
 
 def gpu_bench(**changes: Any) -> dict[str, Any]:
