@@ -12,7 +12,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from gpususpend import phases
+from gpususpend.control import Reply
 from gpususpend.deadline import Deadline
+from gpususpend.defaults import APART_BYTES
 from gpususpend.group import Rank
 from gpususpend.journal import Depth
 from gpususpend.phases import PhaseTime
@@ -64,7 +66,7 @@ def hand_over(session: Session, wanted: Mapping[int, int]) -> None:
     ):
         # Only now does a shim get one: what fails before, or is interrupted, leaves nothing to take back.
         slots = phases.parallel(
-            ranks, lambda rank: rank.ask("arena", deadline, fd=made[rank.pid].fd, bytes=made[rank.pid].bytes),
+            ranks, lambda rank: give(rank, made[rank.pid], session.stored is None, deadline),
             lambda pids: session.waiting(pids, sum(wanted.values())),
         )  # fmt: skip
         phase.took(slots, "page-lock")
@@ -79,6 +81,16 @@ def hand_over(session: Session, wanted: Mapping[int, int]) -> None:
                 f"the driver page-locks {readable_bytes(locked)} of the {_word(session)} of pid {pid}, "
                 f"{readable_bytes(whole)}: the rest is copied more slowly"
             )
+
+
+def give(rank: Rank, arena: Arena, is_whole: bool, deadline: Deadline) -> Reply:
+    """Have a shim map and page-lock its arena or ring; return its answer.
+
+    Unlocking waits for all work of a context and runs at 60 GB/s, so it would add half to the copies of a load.  In a
+    context of the shim's own it can wait until the group runs; that context takes 0.25 GiB of the GPU.
+    """
+    apart = is_whole and arena.bytes >= APART_BYTES
+    return rank.ask("arena", deadline, fd=arena.fd, bytes=arena.bytes, apart=int(apart))
 
 
 def to_be_dumpable(session: Session) -> bool:

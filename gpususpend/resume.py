@@ -316,7 +316,7 @@ def verify(session: Session) -> None:
             raise errors.StepFailed(step="verify", pid=pid, detail=f"its shim is in phase {reply.text('phase')}")
         if lost := reply.number("lost_fds"):
             session.context.warn(f"pid {pid}: {lost} descriptor(s) of memory that is gone lead to /dev/null now")
-        if kept := reply.number("arena_bytes"):
+        if kept := reply.number("arena_bytes") + reply.number("leftover_bytes"):
             session.context.warn(f"pid {pid} keeps its arena, {readable_bytes(kept)}, until the next suspend uses it")
 
 
@@ -328,6 +328,7 @@ def give_up_arenas(session: Session, quiet: Sequence[Rank]) -> None:
     if not quiet:
         return
     deadline = Deadline(session.limits.seal_s)
+    # Those that are page-locked apart are unlocked by their shims when the group runs.
     with session.timed("unlock-pages", len(quiet)) as phase:
         slots = phases.parallel(quiet, lambda rank: rank.ask("arena", deadline, bytes=0))
         phase.took(slots)

@@ -49,13 +49,14 @@ def suspend(session: Session) -> None:
 def go_down(session: Session) -> None:
     """Go through all steps; raises what fails first."""
     limits = session.limits
-    usage_before = session.context.tools.usage(session.driver)
     # Where the command ends before it can measure, this is what a restore needs again.
-    session.measured(usage_before)
+    session.measured(session.context.tools.usage(session.driver))
     plain_nodes = nodes_of_plain(session)
     if session.stored is not None:
         session.stored.begin()
     prepare(session)
+    usage_before = session.context.tools.usage(session.driver)  # with what the shims have taken for the suspend
+    session.measured(usage_before)
     # Once more: the arenas may have taken minutes, in which descriptors went around.
     check_descriptors(session.group, limits)
     quiesce_all(session)

@@ -181,6 +181,7 @@ cdef void job_answer(Reply *r) noexcept nogil:
 cdef void worker_main(void *unused) noexcept nogil:
     """Run long verbs, and drains in between."""
     cdef uint32_t turn
+    cdef Failure f
     capture_mode_relaxed()
     while True:
         turn = gs_load(&worker_turn)
@@ -190,8 +191,9 @@ cdef void worker_main(void *unused) noexcept nogil:
             job_answer(&worker_reply)
         elif gs_load(&drain_wanted) != 0:
             drain_pass()
-        elif leftover.size != 0 and phase == PHASE_RUNNING:
-            leftover_free()
+        elif leftover.size != 0 and not leftover.refused and phase == PHASE_RUNNING:
+            memset(&f, 0, sizeof(f))
+            leftover_free(&f)
         else:
             gs_futex_wait(&worker_turn, turn, -1)
 

@@ -226,6 +226,7 @@ typedef struct CUctxCreateParams_st {
 } CUctxCreateParams;
 
 typedef int CUlimit;
+enum { CU_LIMIT_STACK_SIZE = 0 };
 typedef int CUfunc_cache;
 typedef int CUjit_option;
 typedef int CUlibraryOption;

@@ -7,6 +7,8 @@ cdef enum:
     ARENA_STEP = 1 << 30    # page-locked in steps; a copy must not cross from one registration into the next
     MAX_ARENA_STEPS = 16384
     LEFTOVER_STEP = 1 << 26
+    APART_ROOM = 1 << 30    # more than a context takes while it is made (measured: 523 MiB)
+    APART_SHARE = 16        # of a GPU's memory one part of so many stays free beside a context of ours
     MAX_PIECES = 262144
     LANES_TIMEOUT_MS = 5000
     PIECE_IN_ARENA = 0      # its place is in the arena, and its own
@@ -26,6 +28,7 @@ ctypedef struct Arena:
     char *base
     uint64_t size
     uint64_t locked         # bytes from the beginning that are page-locked
+    CUcontext apart         # the context of our own that they are locked in; NULL: in one of the application's
     uint64_t used           # bytes that pieces occupy
     uint32_t round          # changes whenever the list of pieces begins anew
 
@@ -53,10 +56,13 @@ ctypedef struct Failure:
     uint64_t need
     int error
 
-# Pages that nothing is in any more, and that the GPU cannot reach: freed when the application runs.
+# An arena that nothing is in any more: unlocked, where it is page-locked apart, and freed when the application runs.
 ctypedef struct Leftover:
     char *base
     uint64_t size
+    uint64_t locked
+    CUcontext apart
+    uint8_t refused         # the driver does not unlock it: tried again when the next arena comes
 
 cdef Table pieces
 cdef Arena arena
@@ -86,24 +92,52 @@ cdef bint fail_cuda(Failure *f, const char *step, CUresult rc, Object *o, uint64
 
 # ---- the arena ----
 
-cdef bint arena_unlock(Failure *f) noexcept nogil:
-    """Unregister the arena, from its end, so that what is still registered stays known; needs a context, any one."""
+cdef CUcontext apart_make() noexcept nogil:
+    """Make a context of our own to page-lock in; NULL where memory of the GPU would become short, or on refusal.
+
+    Memory is unregistered with a lock of the driver held that only waits for the context which it was registered in.
+    """
+    cdef CUcontext before = NULL
+    cdef CUcontext made = NULL
+    cdef size_t left = 0, total = 0
+    cdef int device = 0
+    cdef CUcontext ctx = context_any(&device)
+    cdef CUresult rc
+    if ctx == NULL or not (gs_find(<void *>&gs_real.cuCtxCreate_v2) and gs_find(<void *>&gs_real.cuMemGetInfo_v2)
+                           and gs_find(<void *>&gs_real.cuCtxSetLimit)):
+        return NULL
+    if gs_real.cuCtxPushCurrent_v2(ctx) != 0:
+        return NULL
+    rc = gs_real.cuMemGetInfo_v2(&left, &total)
+    if rc == 0 and left >= APART_ROOM + total // APART_SHARE:
+        rc = gs_real.cuCtxCreate_v2(&made, 0, device)
+        if rc == 0:
+            # Nothing runs in it, and room for stacks is half of what it takes (measured: 259 MiB without).
+            gs_real.cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 0)
+            gs_real.cuCtxPopCurrent_v2(&before)
+        else:
+            made = NULL
+    gs_real.cuCtxPopCurrent_v2(&before)
+    return made
+
+
+cdef CUresult unlock(char *base, uint64_t *locked, CUcontext ctx) noexcept nogil:
+    """Unregister what is page-locked, from its end, so that what is still registered stays known."""
     cdef CUcontext before = NULL
     cdef uint64_t at
-    cdef int device = 0
-    cdef CUresult rc = 0
-    if arena.locked == 0:
-        return True
-    rc = gs_real.cuCtxPushCurrent_v2(context_any(&device))
+    cdef CUresult rc
+    if locked[0] == 0:
+        return CUDA_SUCCESS
+    rc = gs_real.cuCtxPushCurrent_v2(ctx)
     if rc != 0:
-        return fail_cuda(f, b"context for the arena", rc, NULL, 0)
-    while rc == 0 and arena.locked != 0:
-        at = (arena.locked - 1) // ARENA_STEP * ARENA_STEP
-        rc = gs_real.cuMemHostUnregister(arena.base + at)
+        return rc
+    while rc == 0 and locked[0] != 0:
+        at = (locked[0] - 1) // ARENA_STEP * ARENA_STEP
+        rc = gs_real.cuMemHostUnregister(base + at)
         if rc == 0:
-            arena.locked = at
+            locked[0] = at
     gs_real.cuCtxPopCurrent_v2(&before)
-    return rc == 0 or fail_cuda(f, b"unregister the arena", rc, NULL, <uint64_t><uintptr_t>arena.base)
+    return rc
 
 
 cdef void arena_lock() noexcept nogil:
@@ -111,7 +145,7 @@ cdef void arena_lock() noexcept nogil:
     cdef CUcontext before = NULL
     cdef uint64_t n
     cdef int device = 0
-    cdef CUcontext ctx = context_any(&device)
+    cdef CUcontext ctx = arena.apart if arena.apart != NULL else context_any(&device)
     if ctx == NULL or gs_real.cuMemHostRegister_v2 == NULL or gs_real.cuCtxPushCurrent_v2(ctx) != 0:
         return
     while arena.locked < arena.size:
@@ -126,39 +160,60 @@ cdef void arena_lock() noexcept nogil:
 cdef bint arena_give_up(Failure *f) noexcept nogil:
     """Let the arena go, unless the driver still has it registered: the GPU may reach into it then.
 
-    Unregistering waits for the work on the GPU with a lock of the driver held.  A kernel that waits for a copy of
-    another thread would never end, so the gates have to be closed and everything drained.  Freeing its pages takes as
-    long again, and the application need not wait for that.
+    Unregistering in a context of the application waits for the work there with a lock of the driver held.  A kernel
+    that waits for a copy of another thread would never end, so the gates have to be closed and everything drained.  An
+    arena that is locked apart is unlocked when the application runs, which takes as long as the copies took; so is the
+    freeing of its pages.
     """
-    if arena.locked != 0 and phase < PHASE_QUIESCED:
+    cdef int device = 0
+    cdef CUresult rc
+    if arena.locked != 0 and arena.apart == NULL and phase < PHASE_QUIESCED:
         return fail(f, b"phase", b"arena", b"a page-locked arena can be given up only between close-memory and open")
     if phase >= PHASE_QUIESCED:
         # What copies through a ring have kept open between one and the next.
         if not spares_unmap(f):
             return False
         lanes_close()
-    if not arena_unlock(f):
+    if arena.apart == NULL:
+        rc = unlock(arena.base, &arena.locked, context_any(&device))
+        if rc != 0:
+            return fail_cuda(f, b"unregister the arena", rc, NULL, <uint64_t><uintptr_t>arena.base)
+    if not leftover_free(f):
         return False
-    leftover_free()
     leftover.base = arena.base
     leftover.size = arena.size
+    leftover.locked = arena.locked
+    leftover.apart = arena.apart
     arena.base = NULL
-    arena.size = 0
+    arena.size = arena.locked = 0
+    arena.apart = NULL
     return True
 
 
-cdef void leftover_free() noexcept nogil:
+cdef bint leftover_free(Failure *f) noexcept nogil:
     """Free the pages of an arena that was given up, step by step: others map memory in between."""
     cdef uint64_t n
+    cdef CUresult rc = unlock(leftover.base, &leftover.locked, leftover.apart)
+    leftover.refused = rc != 0
+    if rc != 0:
+        gs_log(b"the driver does not unlock an arena: %d", <int>rc)
+        return fail_cuda(f, b"unregister the last arena", rc, NULL, <uint64_t><uintptr_t>leftover.base)
+    if leftover.apart != NULL:
+        gs_real.cuCtxDestroy_v2(leftover.apart)
+        leftover.apart = NULL
     while leftover.size != 0:
         n = leftover.size if leftover.size < LEFTOVER_STEP else LEFTOVER_STEP
         leftover.size -= n
         munmap(leftover.base + leftover.size, n)
     leftover.base = NULL
+    return True
 
 
-cdef bint arena_take(int fd, uint64_t size, uint64_t deadline, Failure *f) noexcept nogil:
-    """Map and page-lock the memory that the supervisor hands over, in place of what was there."""
+cdef bint arena_take(int fd, uint64_t size, bint apart, uint64_t deadline, Failure *f) noexcept nogil:
+    """Map and page-lock the memory that the supervisor hands over, in place of what was there.
+
+    `apart`: in a context of our own, where there is room for one.
+    """
     cdef struct_stat st
     cdef void *memory
     if pieces_lost():
@@ -166,8 +221,9 @@ cdef bint arena_take(int fd, uint64_t size, uint64_t deadline, Failure *f) noexc
     # A copy whose end was not seen may still run.
     if not lanes_wait(deadline, f) or not arena_give_up(f):
         return False
-    if size != 0 or is_stored():
-        leftover_free()  # not two at a time, and nothing of a ring stays for a dump
+    # Not two at a time, and nothing of a ring stays for a dump.
+    if (size != 0 or is_stored()) and not leftover_free(f):
+        return False
     if not is_stored():
         pieces_clear()
     if size == 0:
@@ -184,6 +240,7 @@ cdef bint arena_take(int fd, uint64_t size, uint64_t deadline, Failure *f) noexc
     madvise(memory, size, MADV_DONTFORK)
     arena.base = <char *>memory
     arena.size = size
+    arena.apart = apart_make() if apart else NULL
     arena_lock()
     return True
 

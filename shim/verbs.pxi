@@ -142,8 +142,10 @@ cdef void verb_run(Request *q, Reply *r) noexcept nogil:
     if q.verb == V_IMPORTS:
         verb_imports(r, wire_number(q.text, b"from", 0))
     elif q.verb == V_ARENA:
-        if arena_take(q.fd, wire_number(q.text, b"bytes", 0), deadline_of(q, LANES_TIMEOUT_MS), &f):
+        if arena_take(q.fd, wire_number(q.text, b"bytes", 0), wire_number(q.text, b"apart", 0) != 0,
+                      deadline_of(q, LANES_TIMEOUT_MS), &f):
             out_number(&r.text, b"bytes", arena.size)
+            out_number(&r.text, b"apart", arena.apart != NULL)
             out_number(&r.text, b"locked_bytes", arena.locked)
     elif q.verb == V_CLOSE_MEMORY:
         close_memory(deadline_of(q, REMAP_TIMEOUT_MS), &f)
@@ -265,6 +267,7 @@ cdef void verb_status(Reply *r) noexcept nogil:
     out_number(&r.text, b"host_registrations", registrations.live)
     out_number(&r.text, b"carried_bytes", carried)
     out_number(&r.text, b"arena_bytes", arena.size)
+    out_number(&r.text, b"leftover_bytes", leftover.size if leftover.refused else 0)
     out_word(&r.text, b"stored", stored_word())
     out_word(&r.text, b"lease", lease_word)
     out_word(&r.text, b"busy", busy_word())

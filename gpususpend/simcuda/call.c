@@ -1,9 +1,7 @@
 /* What every entry point does first and last: initialisation, the lock of a checkpoint, errors, injection, trace. */
 #define _GNU_SOURCE
-#include <linux/futex.h>
 #include <pthread.h>
 #include <stdlib.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "simcuda.h"
@@ -12,16 +10,12 @@ static atomic_uint gate_closed, in_flight;
 static atomic_bool initialised, forked;
 _Thread_local bool thread_default_stream, thread_is_gpu;
 
-static void wait_while_closed(void) {
-    syscall(SYS_futex, &gate_closed, FUTEX_WAIT_PRIVATE, 1, NULL, NULL, 0);
-}
-
 /* Hold every later call that CALL_INIT describes; those inside are counted by call_in_flight. */
 void call_gate_close(void) { atomic_store(&gate_closed, 1); }
 
 void call_gate_open(void) {
     atomic_store(&gate_closed, 0);
-    syscall(SYS_futex, &gate_closed, FUTEX_WAKE_PRIVATE, 1 << 30, NULL, NULL, 0);
+    futex_wake(&gate_closed);
 }
 
 unsigned call_in_flight(void) { return atomic_load(&in_flight); }
@@ -37,7 +31,7 @@ static void enter_gate(void) {
         if (!atomic_load(&gate_closed))
             return;
         atomic_fetch_sub(&in_flight, 1);
-        wait_while_closed();
+        futex_wait(&gate_closed, 1);
     }
 }
 
@@ -47,6 +41,7 @@ static CUresult check_context(void) {
         return CUDA_ERROR_INVALID_CONTEXT;
     if (!atomic_load(&context->alive))
         return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    context_pass(context);
     return atomic_load(&context->error);
 }
 

@@ -37,6 +37,19 @@ bool context_on_device(int device) {
     return false;
 }
 
+/* Wait for the work of a context, and let no other thread's call into it meanwhile (measured: unregistering does). */
+void context_wait_held(CUcontext context) {
+    atomic_fetch_add(&context->held, 1);
+    context_wait(context);
+    if (atomic_fetch_sub(&context->held, 1) == 1)
+        futex_wake(&context->held);
+}
+
+void context_pass(CUcontext context) {
+    for (unsigned held; (held = atomic_load(&context->held));)
+        futex_wait(&context->held, held);
+}
+
 static void bring_to_life(CUcontext context) {
     static const size_t limits[16] = {1024, 7864320, 8388608, 2, 2048, 128, 0};
     for (int i = 0; i < 16; i++)

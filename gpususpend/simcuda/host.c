@@ -107,7 +107,13 @@ API(CALL_CONTEXT | CALL_UNSAFE, cuMemHostUnregister, (void *memory), (memory)) {
     CUdeviceptr va = (CUdeviceptr)(uintptr_t)memory;
     if (!memory)
         return CUDA_ERROR_INVALID_VALUE;
-    context_each(wait_for, NULL);
+    /* Measured: of the contexts it only waits for the one that the memory was registered in. */
+    context_wait_held(context_current());
+    if (mapping_find(va, &m)) {
+        mapping_done(&m);
+        if (m.kind == MAP_REGISTERED && m.context != context_current() && context_valid(m.context))
+            context_wait_held(m.context);
+    }
     if (remove_kind(va, MAP_REGISTERED, &m))
         return CUDA_SUCCESS;
     /* What the driver knows otherwise, or elsewhere than at its start, is no matter of registration to it. */

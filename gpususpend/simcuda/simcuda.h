@@ -73,6 +73,8 @@ void trace_call(const char *symbol, CUresult result);
 /* ---- util.c ---- */
 void *pages_alloc(size_t size);
 void pages_free(void *memory, size_t size);
+void futex_wait(atomic_uint *word, unsigned value);
+void futex_wake(atomic_uint *word);
 uint64_t now_ns(void);
 void nap_us(unsigned us);
 uint64_t random_u64(void);
@@ -150,6 +152,7 @@ struct CUctx_st {
     bool primary;
     bool restored; /* it was there at a restore */
     atomic_bool alive;
+    atomic_uint held; /* by calls that wait for its work; others wait for them */
     int primary_refs;
     unsigned flags, api_version;
     uint64_t id;
@@ -162,6 +165,8 @@ CUcontext context_current(void);
 bool context_valid(CUcontext context);
 void context_each(void (*visit)(CUcontext context, void *data), void *data);
 bool context_on_device(int device);
+void context_wait_held(CUcontext context);
+void context_pass(CUcontext context);
 
 /* ---- memory.c ---- */
 enum memory_kind { MEM_VMM, MEM_ALLOC, MEM_IPC, MEM_POOL, MEM_MULTICAST };

@@ -139,6 +139,13 @@ class Worker:
         """Return the worker's descriptors that belong to the driver, without asking the worker."""
         return nvidia_links(self.pid)
 
+    def wait_until_unmapped(self, name: str, timeout_s: float = 60) -> None:
+        """Wait until the worker maps no memory of that name any more."""
+        until = time.monotonic() + timeout_s
+        while name in Path(f"/proc/{self.pid}/maps").read_text():
+            assert time.monotonic() < until, f"worker {self.pid} keeps {name}"
+            time.sleep(0.02)
+
     def check(self) -> None:
         """Fail unless all memory of the worker holds what it must."""
         wrong = self.do("verify")

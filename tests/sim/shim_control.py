@@ -117,14 +117,14 @@ class Group:
             size = int(ask(pid, "plan")["arena_bytes"])
             self.arena(pid, size)
 
-    def arena(self, pid: int, size: int) -> dict[str, str]:
+    def arena(self, pid: int, size: int, **fields: Any) -> dict[str, str]:
         """Hand one process an arena."""
         if size == 0:
             return ask(pid, "arena", bytes=0)
         fd = os.memfd_create("test-arena")
         os.ftruncate(fd, size)
         try:
-            return ask(pid, "arena", fd, bytes=size)
+            return ask(pid, "arena", fd, bytes=size, **fields)
         finally:
             os.close(fd)
 

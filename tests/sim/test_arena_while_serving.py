@@ -1,18 +1,19 @@
-"""A page-locked arena is given up only while the GPU is quiet: the driver waits for it with a lock in its hands.
+"""Giving up a page-locked arena: unlocking waits for the work of a context, with a lock of the driver held.
 
 Seen on an H200 (driver 580.159.04): `cuMemHostUnregister` beside a kernel that waits for another thread's copy never
-returned, and neither did the copy.
+returned, and neither did the copy.  Memory that was registered in another context than the kernel's was unregistered
+at once, and the copies went on.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from tests.programs.client import Worker
+from tests.programs.setting import Setting
 from tests.programs.tool import Tool
 from tests.sim import shim_control
 
@@ -46,10 +47,7 @@ def test_given_up_before_the_gates_open(start_worker: Callable[..., Worker], too
         answer = tool.resume(worker.pid).expect(0)
         assert "keeps its arena" not in answer.stderr
         assert shim_control.ask(worker.pid, "status")["arena_bytes"] == "0"
-        until = time.monotonic() + 60
-        while "gpushare-arena" in Path(f"/proc/{worker.pid}/maps").read_text():
-            assert time.monotonic() < until, "its pages are not free again"
-            time.sleep(0.02)
+        worker.wait_until_unmapped("gpushare-arena")
     state = worker.loop_stop(loop)
     assert not state["errors"], state
 
@@ -65,3 +63,55 @@ def test_memory_that_grows_until_the_gates_close(start_worker: Callable[..., Wor
         tool.resume(worker.pid).expect(0)
     state = worker.loop_stop(loop)
     assert not state["errors"], state
+
+
+@pytest.mark.parametrize("calls", ["cuCtxCreate_v2 1 2", "cuMemGetInfo_v2 1 999"])
+def test_where_no_context_can_be_made_it_is_locked_as_ever(
+    start_worker: Callable[..., Worker], machine: Setting, calls: str
+) -> None:
+    worker = start_worker(0)
+    worker.fill(worker.alloc(SIZE), SIZE, 1)
+    machine.inject(calls, worker.pid)
+    with shim_control.Group([worker]) as group:
+        answer = group.arena(worker.pid, 2 * SIZE, apart=1)
+        assert (answer["apart"], answer["locked_bytes"]) == ("0", str(2 * SIZE))
+        with pytest.raises(shim_control.Refused):
+            group.arena(worker.pid, 0)
+        group.quiesce()
+        group.release()
+        group.seal()
+        group.resume()
+    worker.check()
+
+
+def test_memory_of_the_gpu_that_the_application_may_want_is_not_taken(start_worker: Callable[..., Worker]) -> None:
+    worker = start_worker(0)
+    left = worker.mem_info()[0]
+    worker.alloc(left - (1 << 30))
+    with shim_control.Group([worker]) as group:
+        assert group.arena(worker.pid, 2 * SIZE, apart=1)["apart"] == "0"
+
+
+def test_unlocking_that_the_driver_refuses_is_told_and_tried_again_with_the_next_arena(
+    start_worker: Callable[..., Worker], machine: Setting
+) -> None:
+    worker = start_worker(0)
+    worker.fill(worker.alloc(SIZE), SIZE, 1)
+    with shim_control.Group([worker]) as group:
+        group.arena(worker.pid, 2 * SIZE, apart=1)
+        machine.inject("cuMemHostUnregister 1 999", worker.pid)
+        group.arena(worker.pid, 0)
+        until = time.monotonic() + 60
+        while (status := shim_control.ask(worker.pid, "status"))["leftover_bytes"] == "0":
+            assert time.monotonic() < until, status
+            time.sleep(0.01)
+        assert (status["leftover_bytes"], status["arena_bytes"]) == (str(2 * SIZE), "0")
+        group.arena(worker.pid, 4 * SIZE, apart=1)
+        status = shim_control.ask(worker.pid, "status")
+        assert (status["leftover_bytes"], status["arena_bytes"]) == ("0", str(4 * SIZE))
+        group.quiesce()
+        group.release()
+        group.seal()
+        group.resume()
+        worker.wait_until_unmapped("test-arena")
+    worker.check()
