@@ -67,10 +67,10 @@ server was suspended; of older runs that is not recorded, and they say so.
 
 
 REMARKS = {
-    "h200-bench": "the lines of cuLaunchKernel, cuMemcpyDtoDAsync and PyTorch's small kernels do not tell what the "
-    "shim costs. Programs with and without it were up at once, and of two processes with a context on the same GPU the "
-    "second one launches slower, whichever it is ([driver facts](../reference/driver-facts.md)). The benchmark starts "
-    "them in turns since then.",
+    "h200-bench-1bbb973": "the lines of cuLaunchKernel, cuMemcpyDtoDAsync and PyTorch's small kernels do not tell what "
+    "the shim costs. Programs with and without it were up at once, and of two processes with a context on the same GPU "
+    "the second one launches slower, whichever it is ([driver facts](../reference/driver-facts.md)). The benchmark "
+    "starts them in turns since then. Unlocking the arena was part of the way back, until 89bdbb4.",
     "h200-store": "the loads ran at 1.4 to 1.6 times the baseline's rate: the disk gave more then than when the "
     "baseline was measured, so that these lines do not tell how near the store comes to the disk.",
 }

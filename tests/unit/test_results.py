@@ -103,7 +103,7 @@ def test_page_shows_a_measurement_of_the_store(generate: ModuleType) -> None:
 def test_what_was_found_out_later_stands_beside_its_record(generate: ModuleType) -> None:
     for name in generate.REMARKS:
         assert (ROOT / "docs" / "results" / "raw" / f"{name}.json").is_file()
-    name = "h200-bench"
+    name = "h200-bench-1bbb973"
     write(generate, name, gpu_bench())
     assert f"- **remark**: {generate.REMARKS[name]}" in generate.page().partition(f"## {name}")[2]
 
