@@ -169,6 +169,10 @@ class DriverProcess:
         """Return the bytes used on a simulated GPU, by pid.  Raises HelperFailed."""
         return {int(pid): int(size) for pid, size in self._one("usage", deadline, index)}
 
+    def ended(self) -> bool:
+        """Tell whether the process has ended by itself."""
+        return not self._helper.closed and self._helper.ended(Deadline(0))
+
     def close(self) -> None:
         """Let go of the process: it ends at once, or when the last call that it is in returns."""
         if self._helper.closed:

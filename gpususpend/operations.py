@@ -112,12 +112,13 @@ def _prepared(
         session.stored = StoredMemory(session, manner.stored, context.store)
     try:
         try:
-            _check(context, session, found, allow_unshimmed, manner.depth)
+            with session.explained("preflight"):
+                _check(context, session, found, allow_unshimmed, manner.depth)
+            session.barrier("preflight")
+        except errors.RankDied as death:
+            raise errors.ProcessGone(pid=death.facts["pid"]) from death
         except (errors.StepFailed, HelperFailed) as cause:
             raise errors.LookFailed(cause=cause) from cause
-        death = session.death("preflight")
-        if death is not None:
-            raise errors.ProcessGone(pid=death.facts["pid"])
         context.interrupts.check_begin()
         yield session
     finally:
@@ -195,18 +196,21 @@ def resume_targets(context: Context, targets: Targets, gpu_map: str | None, repo
 
 def _resume(context: Context, session: Session, gpu_map: str | None) -> None:
     recover.settle_calls(session)
-    session.driver_used = session.record.depth is Depth.PROCESS
     pairs: GpuPairs = []
     if gpu_map is not None:
         session.driver.require_map()
         pairs = context.tools.pairs(gpu_map, session.record.gpus, session.driver)
         for old, new in pairs:
             context.progress.say(f"GPU {old} becomes {new}")
-    with resume.told(session):
+
+    def look() -> None:
         resume.attach_store(session)
         resume.check_threads(session)
         if recover.is_down(session):
             _check_gpus(context, session, dict(pairs))
+
+    with resume.told(session):
+        session.surviving(look)
     suspend.quiet_for_arenas(session)
     resume.resume(session, pairs)
 
@@ -283,6 +287,7 @@ def _one_group(context: Context, record: Record, report: Report, work: Callable[
                 raise errors.GroupGone(pids=[member.pid for member in gone], pid=gone[0].pid, group=now.id)
             stack.enter_context(claims.exclusive(now.pids))
             session = Session(context, claims.runtime(now), now)
+            session.driver_used = now.depth is Depth.PROCESS
             session.gone = [member for member in gone if member.kind is not Kind.PLAIN]
             # They stay in the record until a way back has told their loss.
             session.record = replace(now, members=[*now.members, *session.gone])

@@ -312,14 +312,17 @@ def uses_cuda(pid: int, proc: str = PROC) -> bool:
 
 
 class Watch:
-    """Sees the death of processes through pidfds; one poll for all.
+    """Sees the death of processes through pidfds, and that one is on its way out.
 
-    Guarantees that a pid which was reused is told apart: the start time is compared after the pidfd is open.
+    A pidfd tells of the end, which comes when the memory of a process is gone: seconds after it was killed, in which
+    whoever asks it gets errors already.  Guarantees that a pid which was reused is told apart: the start time is
+    compared after the pidfd is open.
     """
 
     def __init__(self, members: Iterable[Process], opener: Callable[[int], int] = system.pidfd_open) -> None:
         self._opener = opener
         self._fds: dict[int, Process] = {}
+        self._living: dict[int, Process] = {}  # by pidfd
         self._dead: list[Process] = []
         self._poll = select.poll()
         try:
@@ -338,15 +341,17 @@ class Watch:
             return
         self._fds[fd] = process
         if is_same(process):
+            self._living[fd] = process
             self._poll.register(fd, select.POLLIN)
         else:
             self._dead.append(process)
 
     def dead(self) -> list[Process]:
-        """Return the processes that have ended, in the order in which this was seen."""
-        for fd, _ in self._poll.poll(0):
+        """Return the processes that have ended or are about to, in the order in which this was seen."""
+        ended = [fd for fd, _ in self._poll.poll(0)]
+        for fd in [*ended, *(fd for fd, process in self._living.items() if fd not in ended and not is_same(process))]:
             self._poll.unregister(fd)
-            self._dead.append(self._fds[fd])
+            self._dead.append(self._living.pop(fd))
         return list(self._dead)
 
     def close(self) -> None:

@@ -75,20 +75,26 @@ def recover(session: Session, goal: Goal) -> bool:
     That happens where a suspend was cut off before the checkpoint: then the way back comes first, and the caller
     suspends anew.  Raises outcomes as suspend and resume do.
     """
-    record = session.record
-    session.driver_used = record.depth is Depth.PROCESS
     with told(session):
-        attach_store(session)
+        session.surviving(lambda: attach_store(session))
         if goal is Goal.RECORDED:
-            suspended = record.stage is Stage.SUSPENDED and not was_resumed(session)
-            goal = Goal.SUSPENDED if suspended else Goal.RUNNING
-        if goal is Goal.SUSPENDED and is_down(session):
-            complete(session)
+            goal = session.surviving(lambda: recorded(session))
+        if goal is Goal.SUSPENDED and session.surviving(lambda: is_down(session)):
+            session.surviving(lambda: complete(session))
             return True
-        check_threads(session)
+        session.surviving(lambda: check_threads(session))
     quiet_for_arenas(session)
     resume(session)
-    return goal is Goal.RUNNING
+    return goal is not Goal.SUSPENDED
+
+
+def recorded(session: Session) -> Goal:
+    """Return where a group was: suspended, unless a gate has been opened since, which only a resume does.
+
+    Also one that could not write it down.
+    """
+    resumed = any(reply.text("phase") == "running" for reply in session.quick("status").values())
+    return Goal.SUSPENDED if session.record.stage is Stage.SUSPENDED and not resumed else Goal.RUNNING
 
 
 def complete(session: Session) -> None:
@@ -107,11 +113,6 @@ def complete(session: Session) -> None:
         session.changed = True
         session.thaw()
         freeze_again(session)
-
-
-def was_resumed(session: Session) -> bool:
-    """Tell whether a gate has been opened: only a resume does that, one that could not write it down included."""
-    return any(reply.text("phase") == "running" for reply in session.quick("status").values())
 
 
 def is_down(session: Session) -> bool:

@@ -39,17 +39,18 @@ def resume(session: Session, gpu_pairs: GpuPairs = ()) -> None:
     Raises a Refused before anything changed; StillSuspended if it can be repeated; Lost if a process cannot come back;
     StateUnknown if a driver call does not return.
     """
-    lost: list[errors.StepFailed] = [_ended(member) for member in session.gone]
+    session.losses += [_ended(member) for member in session.gone]
     before = session.record.stage
     session.note(stage=Stage.RESUMING, error="")
     try:
         with told(session):
-            lost += bring_back_survivors(session, gpu_pairs)
+            bring_back_survivors(session, gpu_pairs)
     except errors.Refused:
         session.note(stage=before)
         raise
-    if lost:
-        raise some_lost(session, lost)
+    dismiss(session)
+    if session.losses:
+        raise some_lost(session)
     if session.stored is not None and before in (Stage.SUSPENDING, Stage.ROLLING_BACK):
         session.stored.abandon()
 
@@ -64,7 +65,8 @@ def _ended(member: Member) -> errors.RankDied:
 def told(session: Session) -> Iterator[None]:
     """Turn what fails on the way back, or at a look before it, into the outcome that says where it left the group.
 
-    A Refused that comes before anything has changed passes.
+    A Refused that comes before anything has changed passes.  Where everything runs all the same, so that there is
+    nothing to come back to, a failure is no more than a warning.
     """
     try:
         yield
@@ -75,7 +77,8 @@ def told(session: Session) -> Iterator[None]:
         if isinstance(cause, errors.Refused) and not session.changed:
             raise cause from failure.__cause__
         session.note(error=str(cause))
-        raise outcome(session, cause) from failure
+        if (end := outcome(session, cause)) is not None:
+            raise end from failure
 
 
 def as_cause(session: Session, failure: Exception) -> errors.GpushareError:
@@ -87,9 +90,10 @@ def as_cause(session: Session, failure: Exception) -> errors.GpushareError:
     return errors.StepFailed(step=session.record.step, pid=0, detail=f"{type(failure).__name__}: {failure}")
 
 
-def some_lost(session: Session, losses: Sequence[errors.StepFailed]) -> errors.Lost:
+def some_lost(session: Session) -> errors.Lost:
     """Return the outcome where processes died, or need memory that went with them, and the others run again."""
-    lost = sorted({pid for loss in losses for pid in _pids(loss)})
+    losses = session.losses
+    lost = sorted({pid for loss in losses for pid in loss.pids})
     told = [str(loss) for loss in losses[1:] if isinstance(loss, errors.MemoryGone)]
     if session.group.members:
         told.append(f"The other {len(session.group.members)} run again")
@@ -100,34 +104,34 @@ def some_lost(session: Session, losses: Sequence[errors.StepFailed]) -> errors.L
     )  # fmt: skip
 
 
-def _pids(death: errors.StepFailed) -> list[int]:
-    pids = death.facts.get("pids", [death.facts["pid"]])
-    assert isinstance(pids, list)
-    return pids
-
-
-def bring_back_survivors(session: Session, gpu_pairs: GpuPairs = ()) -> list[errors.StepFailed]:
-    """Bring back the group; where a process dies meanwhile, or cannot run without one that did, the others.
-
-    Return the losses.  The record goes once everything that can run runs; those that cannot stay in it.
-    """
-    lost: list[errors.StepFailed] = []
-    while session.group.members:
+def bring_back_survivors(session: Session, gpu_pairs: GpuPairs = ()) -> None:
+    """Bring back the group; where a process dies meanwhile, or cannot run without one that did, the others."""
+    back = False
+    while session.group.members and not back:
         try:
-            bring_back(session, gpu_pairs)
-            break
+            with session.explained():
+                back = bring_back_or_leave(session, gpu_pairs)
         except errors.RankDied as death:
-            lost.append(death)
-            session.bury(_pids(death))
-        except errors.ShimError as failure:
-            rank = needy(session, failure)
-            lost.append(memory_gone(session, rank, failure))
-            session.leave(rank.member)
+            session.lose(death)
+
+
+def bring_back_or_leave(session: Session, gpu_pairs: GpuPairs) -> bool:
+    """Bring back the group; false if a process was left behind instead, since its memory went with another."""
+    try:
+        bring_back(session, gpu_pairs)
+    except errors.ShimError as failure:
+        rank = needy(session, failure)
+        session.leave(rank.member, memory_gone(session, rank, failure))
+        return False
+    return True
+
+
+def dismiss(session: Session) -> None:
+    """Drop the record, since everything runs that can run; what cannot stays in it."""
     if session.bereft:
-        session.note(members=session.bereft, error=str(lost[-1]))
-    elif session.group.members:
+        session.note(members=session.bereft, error=str(session.losses[-1]))
+    else:
         session.context.forget(session.record)
-    return lost
 
 
 def needy(session: Session, failure: errors.ShimError) -> Rank:
@@ -211,9 +215,14 @@ def rebuild(session: Session, verb: str) -> None:
 
 
 def check_threads(session: Session) -> None:
-    """Refuse a way back on which the threads have to be stopped, to unseal, and may not be.  Raises CannotTrace."""
+    """Refuse a way back on which threads may not be let go, or have to be stopped, to unseal, and may not be.
+
+    Raises OSError, CannotTrace.
+    """
     if any(reply.text("phase") not in UNSEALED for reply in session.quick("status").values()):
         session.check_threads()
+    else:
+        session.check_keepers()
 
 
 def load(session: Session) -> None:
@@ -339,14 +348,16 @@ def give_up_arenas(session: Session, quiet: Sequence[Rank]) -> None:
 
 def not_running(session: Session) -> dict[int, str]:
     """Return what every member that does not run is in, asked afresh; what does not answer does not run."""
-    found: dict[int, str] = {}
+    keepers = [one.pid for one in session.keepers]
+    held = {pid: processes.tracer(pid) for pid in session.members}
+    found = {pid: f"held by process {keeper}" for pid, keeper in held.items() if keeper in keepers}
     unknown: list[int] = []
     if session.driver_used:
         try:
             for pid, state in session.states().items():
                 if state != DriverState.RUNNING:
                     found[pid] = state_name(state)
-        except errors.GpushareError as error:
+        except (errors.GpushareError, OSError) as error:
             session.context.warn(str(error))
             unknown = session.group.cuda_pids
     deadline = Deadline(session.limits.request_s)
@@ -356,22 +367,30 @@ def not_running(session: Session) -> dict[int, str]:
             found.setdefault(slot.rank.pid, phase)
     # A shim opens its gates after the driver has let its process go.
     shimmed = [rank.pid for rank in session.group.ranks]
-    found |= {pid: "state unknown" for pid in unknown if pid not in found and pid not in shimmed}
-    for process in session.dead():
-        found[process.pid] = "dead"
-    return found
+    return found | {pid: "state unknown" for pid in unknown if pid not in found and pid not in shimmed}
 
 
-def outcome(session: Session, cause: errors.GpushareError) -> errors.GpushareError:
-    """Return what a failure on the way back means for the group."""
+def outcome(session: Session, cause: errors.GpushareError) -> errors.GpushareError | None:
+    """Return what a failure on the way back means for the group, nothing if all who live run all the same.
+
+    Then those who do not are in the losses of the session.
+    """
     if isinstance(cause, CallsPending):
         return unknown(session, cause)
-    stuck = not_running(session) | {member.pid: "misses memory" for member in session.bereft}
-    lost = [pid for pid, state in stuck.items() if state in ("dead", "misses memory", DriverState.FAILED.name)]
+    if (death := session.death(session.record.step)) is not None:
+        session.lose(death)
+    stuck = not_running(session)
+    if not stuck:
+        session.context.warn(f"{cause}; everything that lives runs all the same")
+        return None
+    failed = [pid for pid, state in stuck.items() if state == DriverState.FAILED.name]
+    lost = sorted({*failed, *(pid for loss in session.losses for pid in loss.pids)})
     if lost:
+        first = session.losses[0] if session.losses else cause
+        also = "" if first is cause else f"; the way back failed too: {cause}"
         return errors.Lost(
-            cause=cause, lost=lost, count_lost=len(lost), count=len(session.record.members), states=stuck,
-            detail=f"Not running: {len(stuck)}",
+            cause=first, lost=lost, count_lost=len(lost), count=len(session.record.members), states=stuck,
+            detail=f"{len(stuck)} that live do not run{also}",
         )  # fmt: skip
     kind = errors.StoreDamaged if isinstance(cause, errors.StoreProblem) else errors.StillSuspended
     return kind(cause=cause, count_suspended=len(stuck), count=len(session.record.members), states=stuck)

@@ -19,7 +19,7 @@ from gpususpend.deadline import Deadline
 from gpususpend.defaults import LIMITS, RING_BYTES, Limits
 from gpususpend.driver import DriverProcess, DriverResult
 from gpususpend.group import Group, Rank
-from gpususpend.holder import Holder, HoldTarget
+from gpususpend.holder import Holder, HolderRecord, HoldTarget
 from gpususpend.interrupt import Interrupts
 from gpususpend.journal import Journal, Kind, Member, PendingCall, Record, StorePlaces
 from gpususpend.phases import PhaseTime, Slot, Span
@@ -90,13 +90,6 @@ class CallsPending(errors.DeadlinePassed):
     next_action = "operator"
     template = "{step} did not return within {seconds} s on pid {pid}{why}"
 
-    @property
-    def pids(self) -> list[int]:
-        """Return the pids on which a call is running."""
-        pids = self.facts["pids"]
-        assert isinstance(pids, list)
-        return pids
-
 
 class Session:
     """A group, its record and the means to work on it.
@@ -113,9 +106,10 @@ class Session:
         self.record = record
         self.times: list[PhaseTime] = []
         self.usage: dict[str, tuple[int, int]] = {}  # bytes used on each GPU before and after the suspend
-        self.gone: list[Member] = []  # of the record, with CUDA, ended before this command began
+        self.gone: list[Member] = []  # of the record, with CUDA, ended before this command began to change anything
         self.ended: list[Member] = []  # without CUDA, ended before or during this command: no loss
         self.bereft: list[Member] = []  # alive, but what they need cannot be brought back
+        self.losses: list[errors.StepFailed] = []  # how members were lost that do not come back
         self.expected: Collection[tuple[int, int]] | None = None  # with --all: who was there (pid, start time)
         self.interruptible = False
         self.turning_back = True
@@ -131,7 +125,13 @@ class Session:
 
     @property
     def driver(self) -> DriverProcess:
-        """Return the driver process, started on first use."""
+        """Return the driver process, started on first use, and anew if somebody has killed it.
+
+        What it was in then was told as a call whose end nobody knows.
+        """
+        if self._driver is not None and self._driver.ended():
+            self._driver.close()
+            self._driver = None
         if self._driver is None:
             self._driver = self.context.tools.start_driver()
             self._driver.keep_waiting = self.keep_waiting
@@ -238,9 +238,20 @@ class Session:
             )
         self.note(members=self.group.members)
 
-    def bury(self, pids: Sequence[int]) -> None:
-        """Go on without members that have died.  They stay in the record, so that their loss can be reported."""
-        self.group = self.group.without(pids)
+    def lose(self, death: errors.RankDied) -> None:
+        """Go on without members that have died.  They stay in the record until the end of the way back."""
+        self.losses.append(death)
+        self.group = self.group.without(death.pids)
+
+    def surviving(self, look: Callable[[], T]) -> T:
+        """Return what a look at the group finds; who dies meanwhile is gone, as if that had been before the command."""
+        while True:
+            try:
+                with self.explained():
+                    return look()
+            except errors.RankDied as death:
+                self.gone += [self.members[pid] for pid in death.pids]
+                self.group = self.group.without(death.pids)
 
     def take_in(self, members: Sequence[Member]) -> None:
         """Go on with members more that use no CUDA."""
@@ -258,10 +269,11 @@ class Session:
         self.group = self.group.without(pids)
         self.record = replace(self.record, members=[one for one in self.record.members if one.pid not in pids])
 
-    def leave(self, member: Member) -> None:
+    def leave(self, member: Member, loss: errors.MemoryGone) -> None:
         """Go on without a member that cannot be brought back; it stays as it is."""
+        self.losses.append(loss)
         self.bereft.append(member)
-        self.bury([member.pid])
+        self.group = self.group.without([member.pid])
 
     # Bookkeeping
 
@@ -308,6 +320,25 @@ class Session:
         return found[0] if found else None
 
     @contextmanager
+    def explained(self, step: str = "") -> Iterator[None]:
+        """Tell that members have died, or that somebody keeps one stopped, in place of a failure that comes of it.
+
+        It explains every other failure, wherever that showed first; but a driver call that is still running on a
+        process that lives has to be dealt with before anything else.
+        """
+        try:
+            yield
+        except (errors.RankDied, errors.Outcome):
+            raise
+        except (errors.GpushareError, OSError) as error:
+            step = step or self.record.step
+            reason = self.death(step) or (self.halt(step) if isinstance(error, errors.DriverError) else None)
+            if reason is None or (isinstance(error, CallsPending) and not set(error.pids) <= set(reason.pids)):
+                raise
+            reason.facts["also"] = [str(error)]
+            raise reason from error
+
+    @contextmanager
     def timed(self, name: str, ranks: int, total_bytes: int = 0) -> Iterator[PhaseTime]:
         """Journal, show and time one phase; look for deaths and signals before it and after it."""
         self.barrier(name)
@@ -316,14 +347,8 @@ class Session:
         phase = PhaseTime(name, time.monotonic())
         self.times.append(phase)
         try:
-            yield phase
-        except errors.GpushareError as error:
-            # It explains every other failure, wherever that showed first.
-            reason = self.death(name) or (self.halt(name) if isinstance(error, errors.DriverError) else None)
-            if reason is None:
-                raise
-            reason.facts["also"] = [str(error)]
-            raise reason from error
+            with self.explained(name):
+                yield phase
         finally:
             phase.seconds = time.monotonic() - phase.begun
             self.context.progress.end()
@@ -368,14 +393,24 @@ class Session:
         chosen = self.group.ranks if ranks is None else ranks
         return phases.results(verb, phases.parallel(chosen, lambda rank: rank.ask(verb, deadline, **values)))
 
+    @property
+    def keepers(self) -> list[HolderRecord]:
+        """Return the living holders that were kept for the group."""
+        return [one for one in self.context.tools.holders_of(self.record) if one.alive()]
+
+    def check_keepers(self) -> list[HolderRecord]:
+        """Refuse where the holders of the group may not be ended, and return them.  Raises OSError."""
+        kept = self.keepers
+        for one in kept:
+            holder.check_end(one)
+        return kept
+
     def check_threads(self, everybody: bool = False) -> None:
         """Refuse where the holders of the group may not be ended, or the threads not be stopped after that.
 
         Raises OSError, CannotTrace.
         """
-        kept = [one for one in self.context.tools.holders_of(self.record) if one.alive()]
-        for one in kept:
-            holder.check_end(one)
+        kept = self.check_keepers()
         self.holder.check(self.targets(everybody), Deadline(self.limits.threads_s), [one.pid for one in kept])
 
     def stop_threads(self, step: str, everybody: bool = False) -> None:
@@ -407,8 +442,10 @@ class Session:
     # Driver calls
 
     def keep_waiting(self, pids: Sequence[int]) -> bool:
-        """Show whom driver calls wait for; false once all who are left were stopped all through --timeout."""
+        """Show whom driver calls wait for; false once none of them lives, or all were stopped all through --timeout."""
         self.waiting(pids)
+        if pids and {process.pid for process in self.dead()}.issuperset(pids):
+            return False
         if not pids or not all(processes.stopped_by(pid) for pid in pids):
             self._patience = None
             return True
@@ -431,8 +468,8 @@ class Session:
         while True:
             answers = self.driver.states(chosen, deadline)
             # Seen once on two idle GPUs (580.159.04): 3 for processes that were suspended, and fine afterwards.
-            late = any(answer.finished and answer.code == NOT_INITIALIZED for answer in answers.values())
-            if not late or patience.passed():
+            late = {pid for pid, answer in answers.items() if answer.finished and answer.code == NOT_INITIALIZED}
+            if not late or late & {process.pid for process in self.dead()} or patience.passed():
                 break
             patience.sleep(STATE_PAUSE_S)
         self.require("state", answers, self.limits.driver_quick_s)
@@ -463,11 +500,13 @@ class Session:
         """Raise unless every call returned success: CallsPending before DriverError, since its process is stuck."""
         pending = [pid for pid, answer in answers.items() if not answer.finished]
         if pending:
-            calls = [PendingCall(pid, step, self.driver.pid, self.driver.start_time) for pid in pending]
+            driver = self._driver  # that very one, also if it has ended
+            assert driver is not None
+            calls = [PendingCall(pid, step, driver.pid, driver.start_time) for pid in pending]
             self.note(calls=[*self.record.calls, *calls])
             stop = self.halt(step)
             raise CallsPending(
-                step=step, pid=pending[0], pids=pending, seconds=seconds, driver_pid=self.driver.pid,
+                step=step, pid=pending[0], pids=pending, seconds=seconds, driver_pid=driver.pid,
                 also=[] if stop is None else [str(stop)], why="" if stop is None else f". {stop}",
             )  # fmt: skip
         failed = [

@@ -22,12 +22,11 @@ from gpususpend.resume import (
     RESTLESS,
     as_cause,
     bring_back_survivors,
+    dismiss,
     give_up_arenas,
     in_a_stop,
-    not_running,
     outcome,
     some_lost,
-    unknown,
 )
 from gpususpend.session import CallsPending, Session
 from gpususpend.tools import state_name
@@ -41,7 +40,8 @@ def suspend(session: Session) -> None:
     """
     session.interruptible, session.turning_back = True, False
     try:
-        go_down(session)
+        with session.explained():
+            go_down(session)
     except Exception as failure:
         raise roll_back(session, as_cause(session, failure)) from failure
 
@@ -289,29 +289,23 @@ def roll_back(session: Session, cause: errors.GpushareError) -> errors.GpushareE
     if not refused:
         session.context.progress.say(f"rolling back: {cause}")
         session.note(stage=Stage.ROLLING_BACK, error=str(cause))
-    lost: list[errors.StepFailed] = [cause] if isinstance(cause, errors.RankDied) else []
+    if isinstance(cause, errors.RankDied):
+        session.lose(cause)
     try:
         if isinstance(cause, CallsPending):
             release_pending(session, cause)
-        for loss in lost:
-            session.bury([int(str(loss.facts["pid"])), *(process.pid for process in session.dead())])
-        lost += turn_back(session, untouched)
+        turn_back(session, untouched)
     except Exception as failure:
         problem = as_cause(session, failure)
         session.note(error=f"{cause}; then {problem}")
-        if isinstance(problem, CallsPending):
-            return unknown(session, problem)
-        if lost:
-            stuck = not_running(session)
-            return errors.Lost(
-                cause=cause, lost=sorted(stuck), count_lost=len(stuck), count=len(session.record.members),
-                states=stuck, detail=f"Rolling back failed too: {problem}",
-            )  # fmt: skip
-        problem.facts["first"] = str(cause)
-        session.context.warn(f"suspend had failed: {cause}")
-        return outcome(session, problem)
-    if lost:
-        return some_lost(session, lost)
+        if problem is not cause and not session.losses:
+            problem.facts["first"] = str(cause)
+            session.context.warn(f"suspend had failed: {cause}")
+        if (end := outcome(session, problem)) is not None:
+            return end
+    dismiss(session)
+    if session.losses:
+        return some_lost(session)
     if session.stored is not None:
         session.stored.abandon(cause)
     if refused:
@@ -320,17 +314,16 @@ def roll_back(session: Session, cause: errors.GpushareError) -> errors.GpushareE
     return kind(cause=cause, count=len(session.group.members), count_not_running=0)
 
 
-def turn_back(session: Session, untouched: bool) -> list[errors.StepFailed]:
-    """Bring back what lives, and return the losses; while nothing was changed, nothing waits for a stopped process."""
+def turn_back(session: Session, untouched: bool) -> None:
+    """Bring back what lives; while nothing was changed, nothing waits for a stopped process."""
     if not untouched:
         await_continued(session)
     elif session.halt("rollback") is not None:
         session.context.warn("arenas that processes have got by now stay until the next suspend uses them")
-        session.context.forget(session.record)
-        return []
+        return
     else:
         quiet_for_arenas(session)
-    return bring_back_survivors(session)
+    bring_back_survivors(session)
 
 
 def await_continued(session: Session) -> None:
@@ -365,12 +358,15 @@ def release_pending(session: Session, cause: CallsPending) -> None:
 
     A lock waits for work of its process, which may wait for a process that is locked already: these are unlocked.
     """
-    others = [pid for pid in session.group.cuda_pids if pid not in cause.pids]
-    states = session.states(others)
-    locked = [pid for pid, state in states.items() if state == DriverState.LOCKED]
-    if locked:
-        answers = session.driver.unlock(locked, Deadline(session.limits.driver_quick_s))
-        session.require("unlock", answers, session.limits.driver_quick_s)
+    busy_or_dead = {*cause.pids, *(process.pid for process in session.dead())}
+    try:
+        states = session.states([pid for pid in session.group.cuda_pids if pid not in busy_or_dead])
+        locked = [pid for pid, state in states.items() if state == DriverState.LOCKED]
+        if locked:
+            answers = session.driver.unlock(locked, Deadline(session.limits.driver_quick_s))
+            session.require("unlock", answers, session.limits.driver_quick_s)
+    except errors.StepFailed as problem:
+        raise cause from problem
     if not session.context.tools.await_calls(session.record.calls, Deadline(session.limits.pending_grace_s)):
         raise cause
     session.note(calls=[])

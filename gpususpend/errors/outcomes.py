@@ -16,6 +16,12 @@ class StepFailed(GpushareError):
     code = "step-failed"
     template = "{step} failed on pid {pid}: {detail}"
 
+    @property
+    def pids(self) -> list[int]:
+        """Return the processes that it is about."""
+        pids = self.facts.get("pids", self.facts["pid"])
+        return [int(str(pid)) for pid in (pids if isinstance(pids, (list, tuple)) else [pids])]
+
 
 class GroupGone(GpushareError):
     """No process of a suspended group lives any more."""
@@ -187,7 +193,7 @@ class StillSuspended(Outcome):
     exit_code = ExitCode.STILL_SUSPENDED
     code = "still-suspended"
     next_action = "retry"
-    template = "{cause}. Still suspended: {count_suspended} of {count} processes; resume can be repeated"
+    template = "{cause}. Still suspended: {count_suspended} of {count} processes ({states}); resume can be repeated"
 
 
 class Interrupted(Outcome):

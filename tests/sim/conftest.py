@@ -141,8 +141,11 @@ def records(tool: Tool) -> list[dict[str, Any]]:
     return found
 
 
+Run = Callable[..., Background]
+
+
 @pytest.fixture
-def background(tool: Tool) -> Iterator[Callable[..., Background]]:
+def background(tool: Tool) -> Iterator[Run]:
     """A function that starts a command in the background."""
     started: list[Background] = []
 
@@ -154,6 +157,32 @@ def background(tool: Tool) -> Iterator[Callable[..., Background]]:
     for one in started:
         if one.process.poll() is None:
             one.kill()
+
+
+@contextlib.contextmanager
+def paused(tool: Tool, scratch: Path, step: str, *words: str | int) -> Iterator[Callable[[], Answer]]:
+    """Run a command as far as `step`; yield what lets it go on and returns how it ends."""
+    scratch.touch()
+    command = [sys.executable, "-m", "tests.programs.paused", step, str(scratch), *map(str, words), "--driver", "sim"]
+    process = subprocess.Popen(
+        [*command, "--json"], cwd=ROOT, env=tool.environ(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        until = time.monotonic() + 60
+        while not any(record["step"] == step for record in records(tool)):
+            assert process.poll() is None and time.monotonic() < until, process.communicate()
+            time.sleep(0.01)
+
+        def go_on() -> Answer:
+            scratch.unlink()
+            out, err = process.communicate(timeout=90)
+            return Answer(command, process.returncode, out, err)
+
+        yield go_on
+    finally:
+        scratch.unlink(missing_ok=True)
+        process.kill()
+        process.communicate()
 
 
 def end_process(pid: int, number: int = signal.SIGKILL) -> None:

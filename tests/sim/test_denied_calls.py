@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.programs.tool import Answer, Tool
-from tests.sim.conftest import Pair, end_process, records, running
+from tests.sim.conftest import Pair, end_process, records, running, stopped_threads
+from tests.unit.fake_shim import sleeper
 
 pytestmark = pytest.mark.usefixtures("own_network")
 
@@ -73,6 +74,19 @@ def test_threads_that_may_not_be_stopped_anew(pair: Pair, tool: Tool) -> None:
     assert answer.json["reason"] == "cannot-trace" and records(tool)[0]["stage"] == "suspended", answer
     tool.resume(*pair.pids).expect(0)
     pair.check()
+
+
+def test_a_holder_that_may_not_be_ended(pair: Pair, tool: Tool) -> None:
+    """Though nobody is left whom the driver or a shim would have to be asked about: told before anything changes."""
+    with sleeper() as plain:
+        tool.suspend(*pair.pids, plain.pid).expect(0)
+        for worker in pair.both:
+            worker.kill()
+        before = records(tool)
+        refused(tool.resume(plain.pid, without="pidfd_send_signal"), "pidfd_send_signal")
+        assert records(tool) == before and stopped_threads(plain.pid)
+        tool.resume(plain.pid).expect(5)
+        assert records(tool) == [] and not stopped_threads(plain.pid)
 
 
 def test_host_memory_that_may_not_be_made(pair: Pair, tool: Tool) -> None:

@@ -5,19 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gpususpend import processes
 from tests.programs.client import Worker
-from tests.programs.setting import ROOT, Setting
+from tests.programs.setting import Setting
 from tests.programs.tool import Answer, Tool
 from tests.sim import ordinary
-from tests.sim.conftest import MIB, Pair, Start, end_process, records, running, state, stopped_threads
+from tests.sim.conftest import MIB, Pair, Start, end_process, paused, records, running, state, stopped_threads
 from tests.unit.fake_shim import sleeper
 
 pytestmark = [pytest.mark.machine(driver="sim"), pytest.mark.usefixtures("own_network")]
@@ -45,32 +44,6 @@ def busy_shell(*command: str, seconds: float = SHORT_S) -> Iterator[subprocess.P
             yield shell
         finally:
             os.killpg(shell.pid, 9)
-
-
-@contextlib.contextmanager
-def paused(tool: Tool, scratch: Path, step: str, *words: str | int) -> Iterator[Callable[[], Answer]]:
-    """Run a command as far as `step`; yield what lets it go on and returns how it ends."""
-    scratch.touch()
-    command = [sys.executable, "-m", "tests.programs.paused", step, str(scratch), *map(str, words), "--driver", "sim"]
-    process = subprocess.Popen(
-        [*command, "--json"], cwd=ROOT, env=tool.environ(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        until = time.monotonic() + 60
-        while not any(record["step"] == step for record in records(tool)):
-            assert process.poll() is None and time.monotonic() < until, process.communicate()
-            time.sleep(0.01)
-
-        def go_on() -> Answer:
-            scratch.unlink()
-            out, err = process.communicate(timeout=90)
-            return Answer(command, process.returncode, out, err)
-
-        yield go_on
-    finally:
-        scratch.unlink(missing_ok=True)
-        process.kill()
-        process.communicate()
 
 
 def ended(answer: Answer) -> list[int]:

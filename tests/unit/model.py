@@ -141,7 +141,7 @@ class ModelShim:
         return {"drained": 1, "waiting": 0, "admitted": 0, "in_flight": 0}
 
     def _close_memory(self, fields: dict[str, Any]) -> dict[str, Any]:
-        self._need(all(shim.gates != "open" for shim in self.world.shims.values()), "close-memory before all drained")
+        self._need(all(shim.gates != "open" for shim in living(self.world)), "close-memory before all drained")
         self.phase, self.gates = "quiesced", "closed"
         return {}
 
@@ -235,6 +235,10 @@ class ModelDriver:
     def version(self) -> DriverVersion:
         """Return a version."""
         return DriverVersion("580.1", 13000, True)
+
+    def ended(self) -> bool:
+        """It lives."""
+        return False
 
     def close(self) -> None:
         """Nothing to end."""

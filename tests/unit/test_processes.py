@@ -158,6 +158,17 @@ def test_FR2_death_is_seen_by_pidfd() -> None:
         assert len(watch.dead()) == 2
 
 
+def test_watch_sees_one_that_is_on_its_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its memory is being taken apart: the pidfd says nothing yet, and whoever asks it gets errors."""
+    with sleeper() as child, processes.Watch([processes.read_process(child.pid)]) as watch:
+        assert watch.dead() == []
+        monkeypatch.setattr(processes, "is_same", lambda process: False)
+        assert [process.pid for process in watch.dead()] == [child.pid]
+        child.kill()
+        child.wait()
+        assert len(watch.dead()) == 1
+
+
 def test_one_look_tells_whether_a_process_uses_cuda(tmp_path: Path) -> None:
     """Its maps are read once: they are the slowest file of a process with much memory."""
     opened: list[str] = []

@@ -4,30 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpususpend import errors, operations, preflight
+from gpususpend import errors, operations, preflight, processes
 from gpususpend.arena import Arena
 from gpususpend.arena import Kind as ArenaKind
 from gpususpend.deadline import Deadline
 from gpususpend.discover import Targets
 from gpususpend.driver import DriverResult, DriverState
 from gpususpend.gpus import GpuUsage
-from gpususpend.journal import Depth, Journal, Record, Stage
+from gpususpend.holder import HolderRecord
+from gpususpend.journal import Depth, Journal, Kind, Member, Record, Stage
 from gpususpend.progress import Progress
 from gpususpend.recover import Goal, recover
 from gpususpend.report import Report
-from gpususpend.resume import resume
+from gpususpend.resume import outcome, resume
 from gpususpend.statedir import StateDir
 from gpususpend.suspend import suspend
-from tests.unit.model import GIB, ModelDriver, ModelHolder, ModelTools, Scene, Wrong, scene
+from tests.unit.model import GIB, ModelDriver, ModelHolder, ModelTools, Scene, Wrong, bystander, scene
 
 DOWN = ["plan", "arena", "close-launch", "drain", "close-memory", "orphans", "release", "seal"]
 QUIESCE = ["close-launch", "drain", "close-memory"]
@@ -197,6 +199,73 @@ def test_FR2_death_of_a_rank_on_the_way_up(tmp_path: Path, call: str) -> None:
         assert one.all_running()
 
 
+def at_call(one: Scene, number: int, act: Callable[[], None]) -> Callable[[], bool]:
+    """Have something happen in the call of this number from now on; return what tells whether it has."""
+    begin, calls = one.world.begin, itertools.count()
+    happened = []
+
+    def begin_or_act(call: str) -> None:
+        if next(calls) == number:
+            happened.append(call)
+            act()
+        begin(call)
+
+    one.world.begin = begin_or_act  # type: ignore[method-assign]
+    return lambda: bool(happened)
+
+
+@pytest.mark.parametrize("way", ["suspend", "resume"])
+def test_FR2_death_of_a_rank_at_any_moment(tmp_path: Path, way: str) -> None:
+    """Whatever is asked of whom just then, the death is what is told; only after the last look nobody sees it."""
+    lost: set[int] = set()
+    for number in itertools.count():
+        with scene(tmp_path, count=2) as one:
+            if way == "resume":
+                go_down(one)
+            died = at_call(one, number, lambda: one.kill(1))
+            with one.session() as session:
+                try:
+                    if way == "suspend":
+                        suspend(session)
+                    else:
+                        session.driver_used = True
+                        operations._resume(one.context, session, None)
+                except errors.Lost as loss:
+                    lost.add(number)
+                    assert loss.facts["lost"] == [one.pids[1]] and f"pid {one.pids[1]} (rank) died" in str(loss), number
+                    assert "other 1 run again" in str(loss), number
+                    assert "driver" not in str(one.context.warnings), (number, one.context.warnings)
+            if not died():
+                break
+            assert one.all_running() if number in lost or way == "resume" else one.record.stage is Stage.SUSPENDED
+            assert one.context.journal.records() == [] or number not in lost
+    assert number > 20 and not set(range(number - 6)).difference(lost), (number, lost)
+
+
+def test_FR2_a_driver_call_on_the_dead_is_not_waited_for(tmp_path: Path) -> None:
+    """The driver may never return from it; one on a process that lives is waited for."""
+    with scene(tmp_path) as one, one.session() as session:
+        one.kill(1)
+        assert session.keep_waiting(one.pids) and session.keep_waiting([])
+        assert not session.keep_waiting([one.pids[1]])
+
+
+def test_members_that_a_holder_keeps_do_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither driver nor shim would tell of one without CUDA; the group is not said to run as a whole."""
+    with scene(tmp_path) as one, bystander() as plain, one.session() as session:
+        process = processes.read_process(plain.pid)
+        session.take_in([Member(plain.pid, process.start_time, plain.pid, process.uid, "sleep", Kind.PLAIN)])
+        keeper = HolderRecord(4711, 1, "boot", "/", {})
+        monkeypatch.setattr(HolderRecord, "alive", lambda self: True)
+        monkeypatch.setattr(session.context.tools, "holders_of", lambda record: [keeper])
+        monkeypatch.setattr(processes, "tracer", lambda pid: 4711 if pid == plain.pid else 0)
+        failure = errors.HolderFailed(step="holder: end", pid=4711, detail="it cannot be killed")
+        end = outcome(session, failure)
+        assert isinstance(end, errors.StillSuspended) and f"1 of 4 processes ({plain.pid}: held by" in str(end)
+        monkeypatch.setattr(processes, "tracer", lambda pid: 0)
+        assert outcome(session, failure) is None
+
+
 def test_FR2_death_while_suspended(tmp_path: Path) -> None:
     """Seen at the resume."""
     with scene(tmp_path) as one:
@@ -322,6 +391,7 @@ def test_rank_that_does_not_answer(tmp_path: Path, command: str, planted: str, c
 
         def act() -> None:
             with one.session() as session:
+                session.driver_used = True
                 if command == "resume":
                     operations._resume(one.context, session, None)
                 else:
