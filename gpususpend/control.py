@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpususpend import errors, processes
+from gpususpend import errors, processes, system
 from gpususpend.deadline import Deadline
 from gpususpend.defaults import LIMITS, PROTOCOL_VERSION
 
@@ -239,7 +239,7 @@ class ControlClient:
 
 def _peer(connection: socket.socket) -> tuple[int, int]:
     """Return pid and user of who made the socket at the other end."""
-    pid, uid, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    pid, uid, _ = _CREDENTIALS.unpack(system.peer(connection, _CREDENTIALS.size))
     return pid, uid
 
 
@@ -258,7 +258,8 @@ def _connect(connection: socket.socket, name: str, deadline: Deadline, silence: 
     """Connect to the abstract name; a full backlog answers EAGAIN and is tried again until the deadline."""
     while True:
         try:
-            connection.connect(b"\0" + name.encode())
+            with system.named("connect"):
+                connection.connect(b"\0" + name.encode())
             return
         except BlockingIOError:
             if deadline.passed():

@@ -108,13 +108,9 @@ class DriverProcess:
     def start(cls, state_dir: Path, simulated: bool = False, deadline: Deadline | None = None) -> DriverProcess:
         """Start a driver process and initialise the driver in it.
 
-        Raises HelperFailed, UnsafeStateDir, NoDriver, and DriverTooOld for a driver without these calls.
+        Raises what `Helper.start` does, NoDriver, and DriverTooOld for a driver without these calls.
         """
-        environment = _environment(os.environ, simulated)
-        try:
-            process = cls(Helper.start(MODULE, state_dir, environment))
-        except OSError as error:
-            raise HelperFailed(helper="driver", detail=f"it cannot be started: {error.strerror}") from None
+        process = cls(Helper.start("driver", MODULE, state_dir, _environment(os.environ, simulated)))
         try:
             process._init(simulated, deadline or Deadline(LIMITS.driver_start_s))
         except BaseException:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from gpususpend import errors, processes
+from gpususpend import errors, processes, system
 from gpususpend.control import ControlClient, Reply, ShimRefused, describe
 from gpususpend.deadline import Deadline
 from gpususpend.defaults import LIMITS
@@ -43,7 +43,7 @@ class Rank:
     def ask(self, verb: str, deadline: Deadline, step: str = "", fd: int | None = None, **values: Any) -> Reply:
         """Send a request and return its reply; while another long verb runs in the shim, wait for it.
 
-        Raises a StepFailed that names the pid: RankDied, DeadlinePassed, ShimError or ConnectionLost.
+        Raises a StepFailed that names the pid (RankDied, DeadlinePassed, ShimError or ConnectionLost), and SystemCall.
         """
         step = step or verb
         return self._guard(
@@ -96,6 +96,8 @@ class Rank:
                 raise errors.RankDied(step=step, pid=self.pid, comm=self.member.comm) from None
             if other_program(self.member):
                 raise errors.RankReplaced(step=step, pid=self.pid, comm=self.member.comm) from None
+            if isinstance(error, OSError) and system.denied(error):
+                raise system.refusal(error) from None
             raise errors.ConnectionLost(step=step, pid=self.pid, detail=str(error)) from None
 
     def status(self, deadline: Deadline) -> Reply:

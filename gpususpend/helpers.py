@@ -69,41 +69,52 @@ class Helper:
         self._pidfd = system.pidfd_open(pid)
 
     @classmethod
-    def start(cls, module: str, state_dir: Path, environment: Mapping[str, str]) -> Helper:
-        """Start `module`'s main() in a process of its own.
+    def start(cls, name: str, module: str, state_dir: Path, environment: Mapping[str, str]) -> Helper:
+        """Start `module`'s main() in a process of its own; `name` is what messages call it.
 
-        Raises OSError when no process can be made (nothing is left behind then) and UnsafeStateDir.
+        Raises UnsafeStateDir, and when no process can be made, with nothing left behind then, OSError for a system call
+        that is denied and HelperFailed for all that may pass.
         The interpreter runs isolated (no site, no variables) on this process's own module path: fast, and nothing in
         a user's environment or current directory gets into a process that traces others.
         """
+        try:
+            return cls._start(module, state_dir, environment)
+        except OSError as error:
+            if system.denied(error):
+                raise
+            raise HelperFailed(helper=name, detail=f"it cannot be started: {error.strerror}") from None
+
+    @classmethod
+    def _start(cls, module: str, state_dir: Path, environment: Mapping[str, str]) -> Helper:
         # Without relative entries: what lies in the current directory is not ours.
         path = [*(entry for entry in sys.path if os.path.isabs(entry)), str(Path(__file__).resolve().parent.parent)]
         code = f"import sys; sys.path[:] = {path!r}; from {module} import main; main()"
         with contextlib.ExitStack() as undo:
             directory = undo.enter_context(StateDir.open(os.fspath(state_dir)))
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            ours, theirs = system.socket_pair()
             undo.callback(theirs.close)
             # Away from the numbers that they shall get, lest one overwrites the other.
             moved = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 16) for fd in (theirs.fileno(), directory.fd)]
             for fd in moved:
                 undo.callback(os.close, fd)
             try:
-                pid = os.posix_spawn(
-                    sys.executable,
-                    [sys.executable, "-I", "-S", "-c", code],
-                    helper_environment(environment),
-                    file_actions=[
-                        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                        # Whatever a library prints must not get among the command's results.
-                        (os.POSIX_SPAWN_DUP2, 2, 1),
-                        (os.POSIX_SPAWN_DUP2, moved[0], SOCKET_FD),
-                        (os.POSIX_SPAWN_DUP2, moved[1], STATE_DIR_FD),
-                    ],
-                    # A Ctrl-C at the terminal is for the command, which then ends its helpers in good order.
-                    setsid=True,
-                    setsigmask=(),
-                    setsigdef=(signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGCHLD),
-                )
+                with system.named("clone3 or execve"):
+                    pid = os.posix_spawn(
+                        sys.executable,
+                        [sys.executable, "-I", "-S", "-c", code],
+                        helper_environment(environment),
+                        file_actions=[
+                            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                            # Whatever a library prints must not get among the command's results.
+                            (os.POSIX_SPAWN_DUP2, 2, 1),
+                            (os.POSIX_SPAWN_DUP2, moved[0], SOCKET_FD),
+                            (os.POSIX_SPAWN_DUP2, moved[1], STATE_DIR_FD),
+                        ],
+                        # A Ctrl-C at the terminal is for the command, which then ends its helpers in good order.
+                        setsid=True,
+                        setsigmask=(),
+                        setsigdef=(signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGCHLD),
+                    )
             except BaseException:
                 ours.close()
                 raise
@@ -195,7 +206,8 @@ class Inherited:
         for fd in (SOCKET_FD, STATE_DIR_FD):
             os.set_inheritable(fd, False)
         Path("/proc/self/comm").write_text(title)
-        self.channel = socket.socket(fileno=SOCKET_FD)
+        # Named in full: else the kernel is asked what it is, by a call that may be denied.
+        self.channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, SOCKET_FD)
         self.state_dir = StateDir(os.readlink(f"/proc/self/fd/{STATE_DIR_FD}"), STATE_DIR_FD)
 
     def send(self, message: Message) -> None:

@@ -112,12 +112,9 @@ class Holder:
     def start(cls, state_dir: Path, keep_names: Collection[str] = KEEP_NAMES) -> Holder:
         """Start a holder; threads with a name of `keep_names` are never stopped.
 
-        Raises HelperFailed when no process can be made: nothing was started then, and nothing is signalled.
+        Raises what `Helper.start` does when no process can be made: nothing was started then, and nothing is signalled.
         """
-        try:
-            return cls(Helper.start(MODULE, state_dir, os.environ), state_dir, keep_names)
-        except OSError as error:
-            raise helpers.HelperFailed(helper="holder", detail=f"it cannot be started: {error.strerror}") from None
+        return cls(Helper.start("holder", MODULE, state_dir, os.environ), state_dir, keep_names)
 
     @property
     def pid(self) -> int:

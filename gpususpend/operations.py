@@ -117,6 +117,8 @@ def _prepared(
             session.barrier("preflight")
         except errors.RankDied as death:
             raise errors.ProcessGone(pid=death.facts["pid"]) from death
+        except errors.SystemCall as denial:
+            raise resume.as_cause(session, denial) from denial
         except (errors.StepFailed, HelperFailed) as cause:
             raise errors.LookFailed(cause=cause) from cause
         context.interrupts.check_begin()
@@ -245,7 +247,9 @@ def _each_group(
     context: Context, targets: Targets, report: Report, work: Callable[[Session], None],
     check: Callable[[list[Record], list[int]], None] = lambda records, others: None,
 ) -> list[errors.GpushareError]:
-    """Run `work` on every group that the targets touch; the first error is raised after all were tried.
+    """Run `work` on every group that the targets touch, whatever happens to one of them.
+
+    The first error is raised after all were tried, and the others are told as warnings.
 
     `check` is asked first, with the records and the named pids that are in none, and may refuse.  Returned is why
     processes were left as they are that nobody named: to be raised when everything else is done.
@@ -259,17 +263,19 @@ def _each_group(
     if not records and not left:
         claims.check_tree(others)
         report.already = True
-    failures = []
+    failures: list[Exception] = []
     for record in records:
         try:
             _one_group(context, record, report, work)
-        except errors.GpushareError as error:
+        except Exception as error:  # also one that nobody foresaw: the other groups have nothing to do with it
             failures.append(error)
+    for other in failures[1:]:
+        context.warn(str(other) or type(other).__name__)
     _raise_first(failures)
     return left
 
 
-def _raise_first(failures: list[errors.GpushareError]) -> None:
+def _raise_first(failures: Sequence[Exception]) -> None:
     if failures:
         raise failures[0]
 

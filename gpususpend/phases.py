@@ -49,8 +49,11 @@ def parallel(
             thread = threading.Thread(target=_fill, args=(slot, work), name=f"rank-{slot.rank.pid}", daemon=True)
             try:
                 thread.start()
-            except RuntimeError as error:  # the system lets this user have no more threads
-                slot.error = error
+            except RuntimeError:  # says no more than that
+                slot.error = errors.SystemCall(
+                    detail="no thread can be started", state="", errno=None,
+                    way_out="Let this user have more (ulimit -u), or allow clone3 where a seccomp filter denies that",
+                )  # fmt: skip
                 break
             started[slot.rank.pid] = thread
     finally:

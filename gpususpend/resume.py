@@ -83,10 +83,13 @@ def told(session: Session) -> Iterator[None]:
 
 def as_cause(session: Session, failure: Exception) -> errors.GpushareError:
     """Return a failure as an error that names the step; one that is a defect of ours still has an outcome."""
+    state = "" if session.changed else system.NOTHING_CHANGED
+    if isinstance(failure, errors.SystemCall) and not failure.facts["state"]:
+        return errors.SystemCall(**{**failure.facts, "state": state})
     if isinstance(failure, errors.GpushareError):
         return failure
     if isinstance(failure, OSError):
-        return system.refusal(failure, "" if session.changed else "; nothing was changed")
+        return system.refusal(failure, state)
     return errors.StepFailed(step=session.record.step, pid=0, detail=f"{type(failure).__name__}: {failure}")
 
 

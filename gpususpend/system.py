@@ -11,11 +11,13 @@ import fcntl
 import os
 import resource
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 from gpususpend import errors
 
+NOTHING_CHANGED = "; nothing was changed"
 _DENIED = "A seccomp filter or a security module denies that: run the command where it is allowed"
 _WAYS_OUT = {
     errno.EPERM: _DENIED,
@@ -31,7 +33,26 @@ def named(call: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno is None:  # no answer of the system: a time limit of Python's
+            raise
         raise OSError(error.errno, f"{call} is answered with {error.strerror}") from None
+
+
+def denied(error: OSError) -> bool:
+    """Tell whether that is how a filter or a security module answers, and nothing that passes."""
+    return _WAYS_OUT.get(error.errno or 0) == _DENIED
+
+
+def socket_pair() -> tuple[socket.socket, socket.socket]:
+    """Return two sockets that are connected, for whole messages."""
+    with named("socketpair"):
+        return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def peer(connection: socket.socket, size: int) -> bytes:
+    """Return what the kernel knows of who made the socket at the other end."""
+    with named("getsockopt"):
+        return connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
 
 
 def pidfd_open(pid: int) -> int:

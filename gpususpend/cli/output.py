@@ -39,7 +39,7 @@ def reporting(command: str, as_json: bool, simulated: bool = False) -> Iterator[
 def unforeseen(error: OSError, report: Report) -> errors.GpushareError:
     """Return what the system denied the command as an error that says what things are in now."""
     if not report.changed:
-        return system.refusal(error, "; nothing was changed")
+        return system.refusal(error, system.NOTHING_CHANGED)
     groups = "".join(f". Group {group.id}: {group.state}" for group in report.groups if group.id)
     cause = system.refusal(error, groups or ". The command had begun; look at what there is before you repeat it")
     return errors.GpushareError(what=cause, cause=cause)

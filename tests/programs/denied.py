@@ -12,7 +12,10 @@ import struct
 import sys
 
 _NUMBERS = {
+    "clone3": {"x86_64": 435, "aarch64": 435},
+    "connect": {"x86_64": 42, "aarch64": 203},
     "flock": {"x86_64": 73, "aarch64": 32},
+    "getsockopt": {"x86_64": 55, "aarch64": 209},
     "memfd_create": {"x86_64": 319, "aarch64": 279},
     "pidfd_getfd": {"x86_64": 438, "aarch64": 438},
     "pidfd_open": {"x86_64": 434, "aarch64": 434},
@@ -20,6 +23,7 @@ _NUMBERS = {
     "poll": {"x86_64": 7, "aarch64": 73},  # of aarch64, ppoll
     "prlimit64": {"x86_64": 302, "aarch64": 261},
     "ptrace": {"x86_64": 101, "aarch64": 117},
+    "socketpair": {"x86_64": 53, "aarch64": 199},
 }
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _FILTER = 38, 22, 2
 _LOAD, _JUMP_EQUAL, _RETURN = 0x20, 0x15, 0x06

@@ -39,6 +39,21 @@ def test_nothing_is_changed(pair: Pair, tool: Tool) -> None:
     pair.check()
 
 
+@pytest.mark.parametrize("call", ["socketpair", "connect", "getsockopt", "clone3"])
+def test_resume_without_a_call_that_every_step_needs(pair: Pair, tool: Tool, call: str) -> None:
+    """No helper, no thread or no answer of a shim: refused, and not said to have failed with all still suspended."""
+    tool.suspend(*pair.pids).expect(0)
+    before = records(tool)
+    answer = tool.resume(*pair.pids, without=call).expect(3)
+    message = answer.json["error"]["message"]
+    assert answer.stderr == f"nvsnap-gpu-suspend: {message}\n", answer
+    assert answer.json["reason"] == "system-call" and call in message and "; nothing was changed" in message, answer
+    assert records(tool) == before
+    tool.resume(*pair.pids).expect(0)
+    running(tool)
+    pair.check()
+
+
 def test_a_stop_that_has_begun(pair: Pair, tool: Tool) -> None:
     """Its holder was told to end: nobody says then that nothing was changed."""
     tool.suspend(*pair.pids).expect(0)

@@ -141,6 +141,37 @@ def test_all_finds_every_shim(pair: Pair, tool: Tool) -> None:
     pair.check()
 
 
+UNLUCKY = """
+import sys
+from gpususpend import claims, cli
+living = claims.living
+def unlucky(record):
+    if int(sys.argv[1]) in record.pids:
+        raise OSError(5, "Input/output error")
+    return living(record)
+claims.living = unlucky
+cli.main(sys.argv[2:])
+"""
+
+
+def test_all_tries_every_group_whatever_happens_to_one(start_worker: Start, tool: Tool) -> None:
+    """An error that nobody foresaw concerns its own group: the other one runs, and this one can be resumed."""
+    workers = start_worker(0), start_worker(1)
+    for worker in workers:
+        worker.fill(worker.alloc(MIB), MIB, 1)
+        tool.suspend(worker.pid).expect(0)
+    in_order = sorted(records(tool), key=lambda record: (record["created"], record["id"]))
+    first, second = (record["members"][0]["pid"] for record in in_order)
+    words = [sys.executable, "-c", UNLUCKY, str(first), "resume", "--driver", "sim", "--all", "--json"]
+    done = subprocess.run(words, cwd=ROOT, env=tool.environ(), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and "Input/output error" in done.stderr and ": running" in done.stderr, done
+    assert [record["members"][0]["pid"] for record in records(tool)] == [first] and not stopped_threads(second)
+    tool.run("resume", "--driver", "sim", "--all").expect(0)
+    running(tool)
+    for worker in workers:
+        worker.check()
+
+
 def test_stopped_group_resumes_without_its_holder(pair: Pair, tool: Tool) -> None:
     """After `stop` threads run, the gates hold, the lease was given back in good order."""
     tool.suspend(*pair.pids).expect(0)

@@ -48,7 +48,7 @@ def test_B13_a_value_that_is_false_is_a_result() -> None:
 
 
 def test_B12_a_thread_that_cannot_be_started_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The started ones are joined first; the others are named as not started."""
+    """The started ones are joined first; what hinders the others is told."""
     real, begun, ended = threading.Thread.start, [], []
 
     def start(self: threading.Thread) -> None:
@@ -66,7 +66,7 @@ def test_B12_a_thread_that_cannot_be_started_is_a_failure(monkeypatch: pytest.Mo
 
     slots = phases.parallel(ranks(4), work)
     assert sorted(ended) == [1000, 1001]
-    with pytest.raises(errors.StepFailed, match="pid 1002"):
+    with pytest.raises(errors.SystemCall, match="no thread can be started"):
         phases.results("load", slots)
     assert "not started" in str(phases.as_error("load", slots[3]))
 
