@@ -100,6 +100,7 @@ class DriverProcess:
         self._helper = helper
         self._next = 1
         self._version: DriverVersion | None = None
+        self._gone = False  # it has hung up
         # Asked now and then with the pids of calls that have not returned; false: they are abandoned now.
         self.keep_waiting: Callable[[list[int]], bool] = lambda pids: True
         self.start_time = processes.read_process(helper.pid).start_time
@@ -166,8 +167,8 @@ class DriverProcess:
         return {int(pid): int(size) for pid, size in self._one("usage", deadline, index)}
 
     def ended(self) -> bool:
-        """Tell whether the process has ended by itself."""
-        return not self._helper.closed and self._helper.ended(Deadline(0))
+        """Tell whether the process has ended by itself, or is about to."""
+        return not self._helper.closed and (self._gone or self._helper.ended(Deadline(0)))
 
     def close(self) -> None:
         """Let go of the process: it ends at once, or when the last call that it is in returns."""
@@ -234,6 +235,7 @@ class DriverProcess:
             pids = {number: pid for number, (_, pid, _) in zip(numbers, calls, strict=True)}
             self._await(pids, answers, deadline)
         except HelperGone as gone:
+            self._gone = True
             if not answers and calls and calls[0][0] in ("init", "state", "restore_thread", "devices", "usage"):
                 raise HelperFailed(helper="driver", detail=str(gone)) from None
             # Whether a call that changes something took effect is not known: it counts as not finished.

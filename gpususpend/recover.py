@@ -48,7 +48,7 @@ def settle_calls(session: Session) -> None:
         call = calls[0]
         raise errors.StateUnknown(
             cause=errors.DeadlinePassed(step=call.call, pid=call.pid, seconds=deadline.seconds, detail="still running"),
-            call=call.call, pid=call.pid, driver_pid=call.driver_pid,
+            call=call.call, pid=call.pid, driver_pid=call.driver_pid, fate="left in",
         )  # fmt: skip
     for leftover in driver.leftovers(context.tools.state_dir):
         over = all(result.finished for result in leftover.results.values()) or not leftover.alive()

@@ -402,5 +402,6 @@ def outcome(session: Session, cause: errors.GpushareError) -> errors.GpushareErr
 def unknown(session: Session, cause: CallsPending) -> errors.StateUnknown:
     """Return the outcome of a driver call that did not come back."""
     return errors.StateUnknown(
-        cause=cause, call=cause.facts["step"], pid=cause.pids[0], pids=cause.pids, driver_pid=cause.facts["driver_pid"]
-    )
+        cause=cause, call=cause.facts["step"], pid=cause.pids[0], pids=cause.pids, driver_pid=cause.facts["driver_pid"],
+        fate="cut off by the end of" if cause.facts["driver_ended"] else "left in",
+    )  # fmt: skip

@@ -504,10 +504,11 @@ class Session:
             assert driver is not None
             calls = [PendingCall(pid, step, driver.pid, driver.start_time) for pid in pending]
             self.note(calls=[*self.record.calls, *calls])
-            stop = self.halt(step)
+            stop, over = self.halt(step), driver.ended()
+            why = f"driver process {driver.pid} has ended" if over else str(stop or "")
             raise CallsPending(
-                step=step, pid=pending[0], pids=pending, seconds=seconds, driver_pid=driver.pid,
-                also=[] if stop is None else [str(stop)], why="" if stop is None else f". {stop}",
+                step=step, pid=pending[0], pids=pending, seconds=seconds, driver_pid=driver.pid, driver_ended=over,
+                also=[] if stop is None else [str(stop)], why=f". {why}" if why else "",
             )  # fmt: skip
         failed = [
             errors.DriverError(step=step, pid=pid, cuda=answer.code, cuda_name=answer.name)

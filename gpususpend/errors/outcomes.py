@@ -182,7 +182,7 @@ class StateUnknown(Outcome):
     exit_code = ExitCode.UNKNOWN
     code = "state-unknown"
     template = (
-        "{cause}. The call {call} on pid {pid} was left in driver process {driver_pid}; nothing was ended. "
+        "{cause}. The call {call} on pid {pid} was {fate} driver process {driver_pid}; no rank was ended. "
         "Run `nvsnap-gpu-suspend recover {pid}`"
     )
 

@@ -80,3 +80,22 @@ def test_in_a_suspend(pair: Pair, tool: Tool, machine: Setting) -> None:
     machine.inject("")
     running(tool)
     pair.check()
+
+
+@pytest.mark.parametrize("call", ["Lock", "Checkpoint", "Restore", "Unlock"])
+def test_in_a_call_that_changes_something(pair: Pair, tool: Tool, machine: Setting, call: str) -> None:
+    """A suspend turns back; what became of a resume nobody knows: exit 7, and recover goes on from where it is."""
+    up = call in ("Restore", "Unlock")
+    if up:
+        tool.suspend(*pair.pids).expect(0)
+    machine.inject(f"cuCheckpointProcess{call} 1 kill")
+    answer = tool.resume(*pair.pids).expect(7) if up else tool.suspend(*pair.pids).expect(4)
+    error = answer.json["error"]
+    assert error["step"] == call.lower() and error["pid"] in pair.pids, answer
+    assert f"driver process {error['facts']['driver_pid']} has ended" in error["message"], answer
+    machine.inject("")
+    if up:
+        assert "was cut off by the end of driver process" in error["message"], answer
+        tool.run("recover", "--driver", "sim", "--to", "running").expect(0)
+    running(tool)
+    pair.check()
