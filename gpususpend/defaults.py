@@ -20,7 +20,7 @@ GRACE_S = 24 * 3600.0  # --grace: how long an unneeded chunk of a store stays
 DESCRIPTORS = 64  # that a command and its helpers open at most, whatever it works on
 DESCRIPTORS_A_RANK = 8  # and for each process that it works on
 ARENA_ROOM_BYTES = 32 << 20  # at least so much larger is an arena made than what there is to save
-APART_BYTES = 8 << 30  # an arena from this size on is page-locked apart, so that unlocking it is not waited for
+APART_BYTES = 4 << 30  # at depth pages an arena from this size on is locked apart: unlocking it is not waited for
 MEMORY_MARGIN_BYTES = 64 << 20  # of a limit on host memory that is left free
 KEPT_BYTES = 32 << 20  # of a GPU at depth pages, by which what others do there is told from memory that stays
 

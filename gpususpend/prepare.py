@@ -66,7 +66,7 @@ def hand_over(session: Session, wanted: Mapping[int, int]) -> None:
     ):
         # Only now does a shim get one: what fails before, or is interrupted, leaves nothing to take back.
         slots = phases.parallel(
-            ranks, lambda rank: give(rank, made[rank.pid], session.stored is None, deadline),
+            ranks, lambda rank: give(session, rank, made[rank.pid], deadline),
             lambda pids: session.waiting(pids, sum(wanted.values())),
         )  # fmt: skip
         phase.took(slots, "page-lock")
@@ -83,13 +83,13 @@ def hand_over(session: Session, wanted: Mapping[int, int]) -> None:
             )
 
 
-def give(rank: Rank, arena: Arena, is_whole: bool, deadline: Deadline) -> Reply:
+def give(session: Session, rank: Rank, arena: Arena, deadline: Deadline) -> Reply:
     """Have a shim map and page-lock its arena or ring; return its answer.
 
-    Unlocking waits for all work of a context and runs at 60 GB/s, so it would add half to the copies of a load.  In a
-    context of the shim's own it can wait until the group runs; that context takes 0.25 GiB of the GPU.
+    Unlocking waits for all work of a context and runs at 60 GB/s, so it would double the time of a load.  In a context
+    of the shim's own it can wait until the group runs; that takes 0.25 GiB of the GPU, which a checkpoint would carry.
     """
-    apart = is_whole and arena.bytes >= APART_BYTES
+    apart = session.record.depth is Depth.PAGES and session.stored is None and arena.bytes >= APART_BYTES
     return rank.ask("arena", deadline, fd=arena.fd, bytes=arena.bytes, apart=int(apart))
 
 

@@ -494,12 +494,13 @@ cdef bint drop_held(bint host, Failure *f) noexcept nogil:
 
 
 cdef bint phase_seal(bint host, uint64_t deadline, uint64_t *fds, uint64_t *bytes, Failure *f) noexcept nogil:
-    """Replace descriptors and, with `host`, host-class memory."""
-    global phase
+    """Replace descriptors and, with `host`, host-class memory: the driver's checkpoint follows."""
+    global phase, checkpointed
     if phase != PHASE_RELEASED and phase != PHASE_SEALED:
         return fail(f, b"phase", b"seal", b"seal needs a released process")
     if not tables_are_free(f) or not driver_is_free(f):
         return False
+    checkpointed = checkpointed or host
     phase = PHASE_SEALED  # before the first descriptor is replaced: whoever turns back half-way has to unseal
     if not seal_fds(False, f):
         return False

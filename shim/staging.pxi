@@ -67,6 +67,7 @@ ctypedef struct Leftover:
 cdef Table pieces
 cdef Arena arena
 cdef Leftover leftover
+cdef bint checkpointed          # the driver may have: contexts from before are restored ones
 cdef Lane[MAX_DEVICES] lanes
 cdef CopyTime[MAX_DEVICES] copy_times
 
@@ -96,6 +97,8 @@ cdef CUcontext apart_make() noexcept nogil:
     """Make a context of our own to page-lock in; NULL where memory of the GPU would become short, or on refusal.
 
     Memory is unregistered with a lock of the driver held that only waits for the context which it was registered in.
+    Not after a checkpoint: a kernel of a restored context keeps the GPU from other contexts until it ends (measured, of
+    other processes), and may wait for calls that the driver holds up while it makes a context.
     """
     cdef CUcontext before = NULL
     cdef CUcontext made = NULL
@@ -103,8 +106,11 @@ cdef CUcontext apart_make() noexcept nogil:
     cdef int device = 0
     cdef CUcontext ctx = context_any(&device)
     cdef CUresult rc
-    if ctx == NULL or not (gs_find(<void *>&gs_real.cuCtxCreate_v2) and gs_find(<void *>&gs_real.cuMemGetInfo_v2)
-                           and gs_find(<void *>&gs_real.cuCtxSetLimit)):
+    if ctx == NULL or checkpointed or not (
+        gs_find(<void *>&gs_real.cuCtxCreate_v2)
+        and gs_find(<void *>&gs_real.cuMemGetInfo_v2)
+        and gs_find(<void *>&gs_real.cuCtxSetLimit)
+    ):
         return NULL
     if gs_real.cuCtxPushCurrent_v2(ctx) != 0:
         return NULL
@@ -119,6 +125,13 @@ cdef CUcontext apart_make() noexcept nogil:
             made = NULL
     gs_real.cuCtxPopCurrent_v2(&before)
     return made
+
+
+cdef void apart_end(CUcontext *ctx) noexcept nogil:
+    """Destroy a context of our own, if there is one."""
+    if ctx[0] != NULL:
+        gs_real.cuCtxDestroy_v2(ctx[0])
+        ctx[0] = NULL
 
 
 cdef CUresult unlock(char *base, uint64_t *locked, CUcontext ctx) noexcept nogil:
@@ -166,18 +179,20 @@ cdef bint arena_give_up(Failure *f) noexcept nogil:
     freeing of its pages.
     """
     cdef int device = 0
+    cdef bint at_once = arena.apart == NULL or checkpointed
     cdef CUresult rc
-    if arena.locked != 0 and arena.apart == NULL and phase < PHASE_QUIESCED:
+    if arena.locked != 0 and at_once and phase < PHASE_QUIESCED:
         return fail(f, b"phase", b"arena", b"a page-locked arena can be given up only between close-memory and open")
     if phase >= PHASE_QUIESCED:
         # What copies through a ring have kept open between one and the next.
         if not spares_unmap(f):
             return False
         lanes_close()
-    if arena.apart == NULL:
-        rc = unlock(arena.base, &arena.locked, context_any(&device))
+    if at_once:
+        rc = unlock(arena.base, &arena.locked, context_any(&device) if arena.apart == NULL else arena.apart)
         if rc != 0:
             return fail_cuda(f, b"unregister the arena", rc, NULL, <uint64_t><uintptr_t>arena.base)
+        apart_end(&arena.apart)
     if not leftover_free(f):
         return False
     leftover.base = arena.base
@@ -198,9 +213,7 @@ cdef bint leftover_free(Failure *f) noexcept nogil:
     if rc != 0:
         gs_log(b"the driver does not unlock an arena: %d", <int>rc)
         return fail_cuda(f, b"unregister the last arena", rc, NULL, <uint64_t><uintptr_t>leftover.base)
-    if leftover.apart != NULL:
-        gs_real.cuCtxDestroy_v2(leftover.apart)
-        leftover.apart = NULL
+    apart_end(&leftover.apart)
     while leftover.size != 0:
         n = leftover.size if leftover.size < LEFTOVER_STEP else LEFTOVER_STEP
         leftover.size -= n

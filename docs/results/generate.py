@@ -71,6 +71,9 @@ REMARKS = {
     "the shim costs. Programs with and without it were up at once, and of two processes with a context on the same GPU "
     "the second one launches slower, whichever it is ([driver facts](../reference/driver-facts.md)). The benchmark "
     "starts them in turns since then. Unlocking the arena was part of the way back, until 89bdbb4.",
+    "h200-bench-89bdbb4": "there arenas were locked in a context of the shim's own at depth process too. Since then "
+    "that is done at depth pages only ([why](../decisions/arena-while-quiet.md)), so that in place, and with "
+    "the driver's checkpoint, the way back includes unlocking again, as at 1bbb973.",
     "h200-store": "the loads ran at 1.4 to 1.6 times the baseline's rate: the disk gave more then than when the "
     "baseline was measured, so that these lines do not tell how near the store comes to the disk.",
 }
