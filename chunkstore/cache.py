@@ -62,7 +62,7 @@ class Cache:
             facts = StoreFacts.decode(files.read_document(document), format.CACHE)
         except FileNotFoundError:
             detail = f"there is no {format.CACHE_FILE}"
-            raise errors.NotAStore(path=path, detail=detail, advice="name a cache; is it mounted?") from None
+            raise errors.NotAStore(path=path, detail=detail, advice="name a cache, or mount it") from None
         except OSError as error:
             raise errors.write_failed("cannot use the cache", path, error) from error
         except FormatError as error:

@@ -193,12 +193,13 @@ _ADVICE = {
     errno.EMEDIUMTYPE: "see who made it, and remove it",
     errno.ELOOP: "a symbolic link lies there, which is not followed: see who made it, and remove it",
 }
-_VANISHED = {errno.ENOENT, errno.ESTALE, errno.ENOTCONN, errno.ENODEV, errno.ENXIO}
+_VANISHED = (errno.ENOENT, errno.ESTALE, errno.ENOTCONN, errno.ENODEV, errno.ENXIO)
+_ADVICE |= dict.fromkeys(_VANISHED, "see that it is still mounted")
 
 
 def _facts(what: str, path: str, error: OSError) -> dict[str, object]:
     number = error.errno or 0
-    advice = "is it still mounted?" if number in _VANISHED else _ADVICE.get(number, "see the cause, then try again")
+    advice = _ADVICE.get(number, "see the cause, then try again")
     detail = error.strerror or str(error)
     return {"what": what, "path": path, "detail": detail, "errno": errno.errorcode.get(number, ""), "advice": advice}
 

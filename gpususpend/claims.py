@@ -10,7 +10,7 @@ import datetime
 import itertools
 import os
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from gpususpend import control, discover, errors, holder, openfiles, origin, processes, system
@@ -107,12 +107,17 @@ def check_free(journal: Journal, pids: Sequence[int]) -> Record | None:
         if record.stage is not Stage.SUSPENDED:
             # Perhaps a command is at work on it this very moment; then that is the better answer.
             with journal.held(record.id):
-                raise errors.NeedsRecover(pid=record.members[0].pid, phase=f"{record.stage.value}: {record.step}")
+                raise needs_recover(record)
     suspended = {pid for record in records for pid in record.pids}
     outside = [pid for pid in pids if pid not in suspended]
     if outside or len(records) > 1:
         raise errors.MixedStates(suspended=sorted(suspended & set(pids)), running=outside or "of one group")
     return records[0]
+
+
+def needs_recover(record: Record) -> errors.NeedsRecover:
+    """Return the refusal of a group that an earlier command left half-way."""
+    return errors.NeedsRecover.of_group(record.pids[0], record.stage.value, record.step, record.error)
 
 
 @contextlib.contextmanager
@@ -158,6 +163,13 @@ def exclusive(pids: Iterable[int]) -> Iterator[None]:
                 holder_pid = processes.lock_holder(os.fstat(fd).st_ino)
                 raise errors.Busy.by(holder_pid, group="", pids=[pid]) from None
         yield
+
+
+def at_work_on(pid: int) -> int:
+    """Return the command that has a process by `exclusive`, 0 if none is seen; takes nothing."""
+    with contextlib.suppress(OSError):
+        return processes.lock_holder(os.stat(f"{processes.PROC}/{pid}/environ").st_ino)
+    return 0
 
 
 class GroupDone(Exception):
@@ -269,24 +281,40 @@ def unrecorded(context: Context, targets: Targets) -> tuple[Record | None, list[
                 # What another command is at work on, nobody has to be told who named nothing.
                 left += [] if targets.implied else [busy]
         # Looked at again: another command may have been at work on them a moment ago.
-        ours = []
         seen = [(one, held) for one, held in _halfway(context, targets) if one.pid in free] if free else []
-        # The record may be lost or damaged where the holder's own is not.
-        kept = {pid for record in holder.records(context.tools.state_dir) if record.alive() for pid in record.targets}
-        others: dict[int, list[int]] = {}
-        for one, held in seen:
-            if one.pid in kept or not (held or targets.implied):
-                ours.append(one)
-            else:
-                others.setdefault(processes.tracer(one.pid) if held else -1, []).append(one.pid)
-        for keeper, pids in others.items():
-            if keeper < 0:
-                left.append(errors.Unrecorded(pid=pids, words=" ".join(map(str, pids))))
-            else:
-                left.append(errors.HeldElsewhere(pid=pids, holder=keeper or "(unknown)"))
+        ours, others = _sorted_out(context, {one.pid: held for one, held in seen}, targets.implied)
+        left += others
         if left and not targets.everything:
             raise left[0]
-        return adopted(context, ours) if ours else None, left
+        return adopted(context, [one for one, _ in seen if one.pid in ours]) if ours else None, left
+
+
+def strays(context: Context, seen: Mapping[int, bool], implied: bool = False) -> list[errors.GpushareError]:
+    """Return what is to be done about shims that stand half-way and are in no record; see `_sorted_out`."""
+    ours, left = _sorted_out(context, seen, implied)
+    return [*([errors.NeedsRecover.of_strays(ours)] if ours else []), *left]
+
+
+def _sorted_out(
+    context: Context, seen: Mapping[int, bool], implied: bool
+) -> tuple[list[int], list[errors.GpushareError]]:
+    """Return who of shims that are in no record can be brought back by their pids, and why others cannot.
+
+    `seen` tells by pid whether a holder keeps it, `implied` that nobody has named them.
+    """
+    # The record may be lost or damaged where the holder's own is not.
+    kept = {pid for record in holder.records(context.tools.state_dir) if record.alive() for pid in record.targets}
+    ours = [pid for pid, held in seen.items() if pid in kept or not (held or implied)]
+    others: dict[int, list[int]] = {}
+    for pid in seen.keys() - ours:
+        others.setdefault(processes.tracer(pid) if seen[pid] else -1, []).append(pid)
+    return ours, [_of_another(keeper, sorted(pids)) for keeper, pids in sorted(others.items())]
+
+
+def _of_another(keeper: int, pids: list[int]) -> errors.Refused:
+    if keeper < 0:
+        return errors.Unrecorded(pid=pids, words=" ".join(map(str, pids)))
+    return errors.HeldElsewhere(pid=pids, holder=keeper or "(unknown)")
 
 
 def _halfway(context: Context, targets: Targets) -> list[tuple[Found, bool]]:

@@ -20,7 +20,7 @@ from gpususpend.journal import Depth, Kind, Manner, Member, Record, Stage, Store
 from gpususpend.recover import Goal
 from gpususpend.report import GroupReport, Report
 from gpususpend.session import Context, Session
-from gpususpend.status import group_report
+from gpususpend.status import ENDED, group_report
 
 
 def suspend_targets(
@@ -71,28 +71,31 @@ def _refuse_stale(group: GroupReport) -> None:
     """Refuse to call a group suspended of which a rank runs: its resume could not write that down."""
     for rank in group.ranks:
         if rank.phase == "running":
-            raise errors.NeedsRecover(pid=rank.pid, phase="running, though its record says suspended,")
+            raise errors.NeedsRecover.of_running(rank.pid, Stage.SUSPENDED.value)
 
 
 def _without_suspended(context: Context, found: list[Found]) -> list[Found]:
-    """Return what --all found, less the groups that are suspended already."""
+    """Return what --all found, less the groups that are suspended already.  Raises NeedsRecover for one that runs."""
     down = {
         pid
         for record in claims.overlapping(context.journal, [one.pid for one in found])
         if record.stage is Stage.SUSPENDED
         for pid in record.pids
     }
+    for one in found:
+        if one.pid in down and one.hello is not None and one.hello.text("phase") == "running":
+            raise errors.NeedsRecover.of_running(one.pid, Stage.SUSPENDED.value)
     return [one for one in found if one.pid not in down]
 
 
 def _nothing_left(context: Context, report: Report) -> None:
     """Answer where --all finds nothing that runs: groups that are suspended already, or nothing at all."""
     suspended = [record for record in context.journal.records() if record.stage is Stage.SUSPENDED]
-    records = [record for record in suspended if not claims.elsewhere(record)]
-    if not records:
+    here = [group_report(context, record) for record in suspended if not claims.elsewhere(record)]
+    report.groups += [group for group in here if group.state != ENDED]
+    if not report.groups:
         raise errors.NothingFound(what="no process with the shim runs here")
     report.already = True
-    report.groups += [group_report(context, record) for record in records]
 
 
 @contextlib.contextmanager
@@ -129,7 +132,7 @@ def _prepared(
 
 def _check(context: Context, session: Session, found: list[Found], allow_unshimmed: bool, depth: Depth) -> None:
     limits, tools = context.limits, context.tools
-    preflight.check_phases(session.group, limits)
+    _check_phases(context, session)
     preflight.check_threads(session.group)
     # Before the imports: one whose exporter has no shim is better named by its kind, with the way out.
     preflight.check_uncarried(session.group, limits)
@@ -161,6 +164,14 @@ def _check(context: Context, session: Session, found: list[Found], allow_unshimm
         session.stored.check(plans)
         ring_bytes = sum(session.stored.rings({pid: plan.arena_bytes for pid, plan in plans.items()}).values())
     preflight.check_memory(session.group, tools, plans, usage, depth, limits, ring_bytes)
+
+
+def _check_phases(context: Context, session: Session) -> None:
+    """Refuse shims that stand half-way and are in no record here, in the words of the commands that bring back."""
+    replies = session.quick("status").items()
+    halfway = {pid: reply.text("lease") == "held" for pid, reply in replies if reply.text("phase") != "running"}
+    if halfway:
+        raise claims.strays(context, halfway)[0]
 
 
 def _group(found: list[Found]) -> Group:
@@ -335,7 +346,7 @@ def stop_targets(context: Context, targets: Targets, report: Report) -> None:
 def _stop(context: Context, record: Record, report: Report) -> bool:
     """End the holders of one group; return whether there was one."""
     if record.stage is not Stage.SUSPENDED:
-        raise errors.NeedsRecover(pid=record.members[0].pid, phase=f"{record.stage.value}: {record.step}")
+        raise claims.needs_recover(record)
     if record.depth is Depth.PAGES:
         raise errors.OtherDepth(pid=record.pids[0], depth=record.depth.value, wanted=Depth.PROCESS.value)
     if record.in_place:

@@ -180,14 +180,6 @@ def warn_of_shared_gpus(
             )  # fmt: skip
 
 
-def check_phases(group: Group, limits: Limits) -> None:
-    """Refuse a shim that an earlier command left half-way."""
-    for rank in group:
-        phase = rank.status(Deadline(limits.request_s)).text("phase")
-        if phase != "running":
-            raise errors.NeedsRecover(pid=rank.pid, phase=phase)
-
-
 def check_threads(group: Group) -> None:
     """Refuse a process without its first thread: what it keeps open and mapped could not be looked at."""
     for member in group.members:

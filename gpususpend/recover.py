@@ -81,6 +81,8 @@ def recover(session: Session, goal: Goal) -> bool:
             goal = session.surviving(lambda: recorded(session))
         if goal is Goal.SUSPENDED and session.surviving(lambda: is_down(session)):
             session.surviving(lambda: complete(session))
+            if session.record.error:
+                session.note(error="")
             return True
         session.surviving(lambda: check_threads(session))
     quiet_for_arenas(session)

@@ -74,11 +74,11 @@ def told(session: Session) -> Iterator[None]:
         raise
     except Exception as failure:
         cause = as_cause(session, failure)
-        if isinstance(cause, errors.Refused) and not session.changed:
-            raise cause from failure.__cause__
-        session.note(error=str(cause))
-        if (end := outcome(session, cause)) is not None:
-            raise end from failure
+        refused = isinstance(cause, errors.Refused) and not session.changed
+        end = cause if refused else outcome(session, cause)
+        if end is not None:
+            session.note(error=str(end))
+            raise end from (failure.__cause__ if refused else failure)
 
 
 def as_cause(session: Session, failure: Exception) -> errors.GpushareError:
@@ -90,7 +90,8 @@ def as_cause(session: Session, failure: Exception) -> errors.GpushareError:
         return failure
     if isinstance(failure, OSError):
         return system.refusal(failure, state)
-    return errors.StepFailed(step=session.record.step, pid=0, detail=f"{type(failure).__name__}: {failure}")
+    detail = f"{type(failure).__name__}: {failure}"
+    return errors.StepFailed(step=session.record.step, pid=session.record.pids, detail=detail)
 
 
 def some_lost(session: Session) -> errors.Lost:
@@ -132,7 +133,8 @@ def bring_back_or_leave(session: Session, gpu_pairs: GpuPairs) -> bool:
 def dismiss(session: Session) -> None:
     """Drop the record, since everything runs that can run; what cannot stays in it."""
     if session.bereft:
-        session.note(members=session.bereft, error=str(session.losses[-1]))
+        told = [str(loss) for loss in session.losses if isinstance(loss, errors.MemoryGone)]
+        session.note(members=session.bereft, error=". ".join(told))
     else:
         session.context.forget(session.record)
 

@@ -6,6 +6,7 @@ Owns the look at groups that every command's report ends with.  Must stay light:
 from __future__ import annotations
 
 import contextlib
+import os
 
 from gpususpend import claims, discover, errors, origin, phases, processes
 from gpususpend.control import Reply
@@ -16,6 +17,9 @@ from gpususpend.group import Rank, still_there
 from gpususpend.journal import Depth, Kind, Member, Record, Stage
 from gpususpend.report import GroupReport, RankReport, Report
 from gpususpend.session import Context
+
+ENDED = "ended"
+GONE = (ENDED, "dead")
 
 
 def status_targets(context: Context, targets: Targets, report: Report) -> None:
@@ -35,18 +39,23 @@ def status_targets(context: Context, targets: Targets, report: Report) -> None:
         loose.append(found.member())
     if loose:
         ranks = _look(loose)
-        halfway = [rank.pid for rank in ranks if rank.phase not in ("running", "-")]
-        note = _unrecorded(ranks, halfway) if halfway else _kept(ranks)
+        halfway = [rank for rank in ranks if rank.phase not in ("running", "-")]
+        note = _strays(context, halfway, targets.implied) if halfway else _kept(ranks)
         report.groups.append(GroupReport("half-way" if halfway else "running", ranks, note=note))
     if not report.groups:
         report.lines.append("no group is suspended, and no process runs under the shim here")
 
 
-def _unrecorded(ranks: list[RankReport], pids: list[int]) -> str:
-    keepers = dict.fromkeys(processes.tracer(rank.pid) for rank in ranks if rank.lease == "held")
-    text = "left half-way by a command whose record is gone, or is in another state directory; "
-    held = f"threads are held by process {', '.join(str(pid or '(unknown)') for pid in keepers)}; " if keepers else ""
-    return f"{text}{held}run recover {' '.join(map(str, pids))}"
+def _strays(context: Context, ranks: list[RankReport], implied: bool) -> str:
+    """Return what is to be done about ranks in no record: nothing while a command, of another place, is at work."""
+    busy = {rank.pid: claims.at_work_on(rank.pid) for rank in ranks}
+    left = {rank.pid: rank.lease == "held" for rank in ranks if not busy[rank.pid]}
+    told = [_at_work(errors.Busy.by(pid)) for pid in dict.fromkeys(busy.values()) if pid]
+    return ". ".join([*told, *map(str, claims.strays(context, left, implied))])
+
+
+def _at_work(busy: errors.Busy) -> str:
+    return f"a command ({busy.facts['who']}) is at work"
 
 
 def _loose(context: Context, targets: Targets, grouped: set[int], others: list[int]) -> list[processes.Process]:
@@ -71,22 +80,46 @@ def group_report(context: Context, record: Record) -> GroupReport:
         return _unseen(context, record, kind)
     ranks = _look(record.members, record.stage)
     kept = [holder for holder in context.tools.holders_of(record) if holder.alive()]
-    group = GroupReport(
-        record.stage.value, ranks, id=record.id, step=record.step, holder=kept[0].pid if kept else None,
-        not_running=_idle(ranks), depth=record.depth.value, stored=record.stored,
+    state, at_work = _state(record, ranks), _busy(context, record)
+    return GroupReport(
+        record.stage.value if at_work else state, ranks, id=record.id, step=record.step,
+        holder=kept[0].pid if kept else None, not_running=_idle(ranks), depth=record.depth.value, stored=record.stored,
+        note=at_work or _note(record, state, ranks, held=bool(kept)),
     )  # fmt: skip
-    if record.calls:
-        calls = ", ".join(f"{call.call} on pid {call.pid} in process {call.driver_pid}" for call in record.calls)
-        group.note = f"driver calls have not returned: {calls}; run recover"
-    elif record.stage is Stage.SUSPENDED and record.frozen and not kept:
-        group.note = "the holder is gone: threads run, the gates hold; run recover"
-    elif record.stage is Stage.SUSPENDED and record.depth is Depth.PAGES:
-        group.note = "the memory is away, contexts stay on the GPUs; threads run until they come to a gate"
-    elif record.stage is Stage.SUSPENDED and not record.frozen:
-        group.note = "stopped: no holder, ready for a dump; resume brings it back"
-    elif record.stage is not Stage.SUSPENDED:
-        group.note = _halfway(context, record)
-    return group
+
+
+def _state(record: Record, ranks: list[RankReport]) -> str:
+    """Return what a group is in, where no command is at work on it: its record may not say how far it has come."""
+    running = [rank.phase == "running" for rank in ranks if rank.phase != "-"]
+    if all(rank.state in GONE for rank in ranks):
+        return ENDED
+    suspended = record.stage is Stage.SUSPENDED
+    if record.stage is Stage.SUSPENDING or not any(running):
+        return record.stage.value
+    if all(running) and (suspended or not record.error):
+        return "running"
+    return Stage.RESUMING.value if suspended else record.stage.value  # only a way back opens gates
+
+
+def _note(record: Record, state: str, ranks: list[RankReport], held: bool) -> str:
+    """Return what is to be known of a group, and done: what the command that failed said, if it could."""
+    if state == ENDED:
+        return f"no process of it lives any more; {errors.run_recover(record.pids[0])}, which drops the record"
+    running = [rank.pid for rank in ranks if rank.phase == "running"]
+    if running and (state == "running" or record.stage is Stage.SUSPENDED):
+        return str(errors.NeedsRecover.of_running(running[0], record.stage.value))
+    if record.stage is not Stage.SUSPENDED:
+        return str(claims.needs_recover(record))
+    said = f"the last command said: {record.error}" if record.error else ""
+    return "; ".join(part for part in (_suspended(record, held), said) if part)
+
+
+def _suspended(record: Record, held: bool) -> str:
+    if record.depth is Depth.PAGES:
+        return "the memory is away, contexts stay on the GPUs; threads run until they come to a gate"
+    if record.frozen and not held:
+        return f"the holder is gone: threads run, the gates hold; {errors.run_recover(record.pids[0])}"
+    return "" if record.frozen else "stopped: no holder, ready for a dump; resume brings it back"
 
 
 def _unseen(context: Context, record: Record, kind: str) -> GroupReport:
@@ -107,16 +140,15 @@ def _unseen(context: Context, record: Record, kind: str) -> GroupReport:
     )  # fmt: skip
 
 
-def _halfway(context: Context, record: Record) -> str:
+def _busy(context: Context, record: Record) -> str:
+    """Return that a command is at work on a group, but for this one."""
     try:
         with context.journal.held(record.id, patience_s=0):
-            pass
+            return ""
     except errors.Busy as busy:
-        return f"a command ({busy.facts['who']}) is at work"
+        return "" if busy.facts["pid"] == os.getpid() else _at_work(busy)
     except errors.Refused as refusal:
         return str(refusal)
-    text = f"cut off in {record.step}; run recover"
-    return f"{text}: {record.error}" if record.error else text
 
 
 def _kept(ranks: list[RankReport]) -> str:
@@ -132,11 +164,19 @@ def _look(members: list[Member], stage: Stage | None = None) -> list[RankReport]
     """Ask all shims at once; each member becomes one row."""
     shimmed = [Rank(member) for member in members if member.kind is Kind.SHIMMED]
     deadline = Deadline(LIMITS.status_s)
-    slots = phases.parallel(shimmed, lambda rank: rank.status(deadline))
+    slots = phases.parallel(shimmed, lambda rank: _ask(rank, deadline))
     answers = {slot.rank.pid: slot.values[0] if slot.values else None for slot in slots}
     for rank in shimmed:
         rank.client.close()
     return [_row(member, answers.get(member.pid), stage) for member in members]
+
+
+def _ask(rank: Rank, deadline: Deadline) -> Reply | None:
+    """Return a shim's status; None of one that has come after an exec, or with another process of that pid."""
+    nonce = rank.member.nonce
+    if nonce and int(nonce, 16) and rank.ask("hello", deadline).text("nonce") != nonce:
+        return None
+    return rank.status(deadline)
 
 
 def _row(member: Member, reply: Reply | None, stage: Stage | None) -> RankReport:
@@ -145,10 +185,12 @@ def _row(member: Member, reply: Reply | None, stage: Stage | None) -> RankReport
         bytes=member.arena_bytes, host_bytes=member.host_bytes,
     )  # fmt: skip
     if reply is not None:
-        row.phase, row.lease, row.busy = reply.text("phase"), reply.text("lease", "-"), reply.text("busy", "-")
+        row.phase, row.busy = reply.text("phase"), reply.text("busy", "-")
         row.bytes = reply.number("carried_bytes", row.bytes)
         row.arena_bytes = reply.number("arena_bytes")
         row.state = "running" if row.phase == "running" else "suspended" if row.phase == "sealed" else row.phase
+        # Who kept its threads stopped says nothing of a process that runs.
+        row.lease = "-" if row.phase == "running" else reply.text("lease", "-")
     elif _is_gone(member):
         row.state = "ended" if member.kind is Kind.PLAIN else "dead"
     elif member.kind is Kind.SHIMMED:

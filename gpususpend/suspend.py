@@ -288,7 +288,8 @@ def roll_back(session: Session, cause: errors.GpushareError) -> errors.GpushareE
     refused = untouched and isinstance(cause, (errors.Refused, errors.StoreRefused))
     if not refused:
         session.context.progress.say(f"rolling back: {cause}")
-        session.note(stage=Stage.ROLLING_BACK, error=str(cause))
+        cut_off = f"{cause}. The rollback was cut off; {errors.run_recover(session.record.pids[0])}"
+        session.note(stage=Stage.ROLLING_BACK, error=cut_off)
     if isinstance(cause, errors.RankDied):
         session.lose(cause)
     try:
@@ -297,11 +298,12 @@ def roll_back(session: Session, cause: errors.GpushareError) -> errors.GpushareE
         turn_back(session, untouched)
     except Exception as failure:
         problem = as_cause(session, failure)
-        session.note(error=f"{cause}; then {problem}")
         if problem is not cause and not session.losses:
             problem.facts["first"] = str(cause)
             session.context.warn(f"suspend had failed: {cause}")
         if (end := outcome(session, problem)) is not None:
+            first = "" if str(cause) in str(end) else f". The suspend had failed: {cause}"
+            session.note(error=f"{end}{first}")
             return end
     dismiss(session)
     if session.losses:

@@ -63,7 +63,10 @@ class MemoryGone(StepFailed):
 
     code = "memory-gone"
     next_action = "cold-start"
-    template = "{step}: pid {pid} ({comm}) cannot run again: it needs {bytes} bytes that pid {owners} took along"
+    template = (
+        "{step}: pid {pid} ({comm}) cannot run again: it needs {bytes} bytes that pid {owners} took along; "
+        "end pid {pid}"
+    )
 
 
 class DeadlinePassed(StepFailed):
@@ -173,7 +176,9 @@ class StoreDamaged(Outcome):
 
     exit_code = ExitCode.STORE_DAMAGED
     code = "store-damaged"
-    template = "{cause}. Still suspended: {count_suspended} of {count} processes; repair the store and resume again"
+    template = (
+        "{cause}. Still suspended: {count_suspended} of {count} processes; resume again once the store can be read"
+    )
 
 
 class StateUnknown(Outcome):

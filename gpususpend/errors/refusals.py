@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from gpususpend.defaults import COMMAND
 from gpususpend.errors.base import ExitCode, GpushareError
 
 
@@ -385,10 +388,33 @@ class MixedStates(Refused):
 
 
 class NeedsRecover(Refused):
-    """An earlier command was cut off half-way."""
+    """An earlier command was cut off half-way, or could not write down that it had ended."""
 
     code = "needs-recover"
-    template = "pid {pid} was left in phase {phase} by an earlier command; run `nvsnap-gpu-suspend recover {pid}`"
+    template = "pid {pid}: {how}; {way}"
+
+    @classmethod
+    def of_group(cls, pid: int, stage: str, step: str, said: str) -> NeedsRecover:
+        """Return it for a group that was left in a step; `said` is what the command said that failed, if it could."""
+        how = f"left in phase {stage}: {step} by an earlier command"
+        return cls(pid=pid, phase=f"{stage}: {step}", how=how, way=f"that said: {said}" if said else run_recover(pid))
+
+    @classmethod
+    def of_running(cls, pid: int, stage: str) -> NeedsRecover:
+        """Return it for a process that runs, of a group whose record says otherwise."""
+        how = f"running, though its record says {stage}: the command that brought it back could not drop that"
+        return cls(pid=pid, phase="running", how=how, way=run_recover(pid))
+
+    @classmethod
+    def of_strays(cls, pids: Sequence[int]) -> NeedsRecover:
+        """Return it for processes that are in no record."""
+        how = "left suspended or half-way by a command whose record is gone"
+        return cls(pid=pids, how=how, way=run_recover(*pids))
+
+
+def run_recover(*pids: int) -> str:
+    """Return the advice to recover the groups of these processes."""
+    return f"run `{COMMAND} recover {' '.join(map(str, pids))}`"
 
 
 class OtherDepth(Refused):

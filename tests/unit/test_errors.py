@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
 import pkgutil
 import re
 import string
@@ -10,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+import chunkstore.errors
 import gpususpend
-from gpususpend import errors
+from chunkstore.errors import StoreError
+from gpususpend import errors, preflight
 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "cli.md"
 
@@ -56,6 +60,20 @@ def test_templates_need_no_more_than_their_facts(kind: type[errors.GpushareError
     error = kind(**{name: f"<{name}>" for name in names}, extra=1)
     assert all(f"<{name}>" in str(error) for name in names) and error.facts["extra"] == 1
     assert kind.next_action in ("retry", "cold-start", "operator")
+
+
+def test_no_message_ends_its_sentence() -> None:
+    """It stands before a full stop where it is the cause of another."""
+    ours = [*hierarchy(), *store_errors()]
+    told = [kind.template for kind in ours] + [*preflight.WAYS_OUT.values(), *chunkstore.errors._ADVICE.values()]
+    missing = OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+    told.append(str(chunkstore.errors.unreadable("cannot read", "/x", missing)))
+    assert [text for text in told if text.endswith((".", "?", "!"))] == []
+
+
+def store_errors(root: type[StoreError] = StoreError) -> list[type[StoreError]]:
+    """Return every error class of the store."""
+    return [root, *(found for sub in root.__subclasses__() for found in store_errors(sub))]
 
 
 def test_reason_is_that_of_the_cause() -> None:
