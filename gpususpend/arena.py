@@ -100,8 +100,11 @@ def prepare(
             refusal = error
     if refusal.errno not in _FULL:
         raise system.refusal(refusal)
-    limit = f"the kernel ({refusal.strerror})"
-    raise errors.NotEnoughMemory(need=whole, available="fewer", limit=limit, way_out="free memory")
+    if system.address_space_left() < whole + HUGE_BYTES:
+        limit, way_out = "the address space of this command (ulimit -v)", "allow it more"
+    else:
+        limit, way_out = f"the kernel ({refusal.strerror})", "free memory"
+    raise errors.NotEnoughMemory(need=whole, available="fewer", limit=limit, way_out=way_out)
 
 
 def _filled(arena: Arena, threads: int, check: Callable[[int], None], progress: Callable[[int], None]) -> Arena:

@@ -15,7 +15,7 @@ import socket
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from gpususpend import errors, processes, system
 from gpususpend.deadline import Deadline
@@ -102,22 +102,28 @@ def _pairs(words: list[str]) -> dict[str, str]:
 
 
 class Silence:
-    """A wait for a process: raises RankStopped once it was seen stopped all through `stopped_s`."""
+    """A wait for a process: raises RankStopped once it was seen stopped all through `stopped_s`.
+
+    A command has this patience with a process once: later waits go on from where it was, until it has answered.
+    """
+
+    _patience: ClassVar[dict[int, Deadline]] = {}  # by pid, of those that are stopped
 
     def __init__(self, pid: int, step: str) -> None:
         self._pid, self._step = pid, step
-        self._patience: Deadline | None = None
 
     def look(self) -> bool:
         """Tell whether the process is stopped now; to be called every LOOK_S."""
         by = processes.stopped_by(self._pid)
         if not by:
-            self._patience = None
-        elif self._patience is None:
-            self._patience = Deadline(LIMITS.stopped_s)
-        elif self._patience.passed():
+            self.over()
+        elif self._patience.setdefault(self._pid, Deadline(LIMITS.stopped_s)).passed():
             raise errors.RankStopped(step=self._step, pid=self._pid, by=by)
         return bool(by)
+
+    def over(self) -> None:
+        """Have patience anew: the process has answered."""
+        self._patience.pop(self._pid, None)
 
 
 class ControlClient:
@@ -173,7 +179,9 @@ class ControlClient:
         try:
             self._socket.settimeout(max(0.001, deadline.left()))
             socket.send_fds(self._socket, [text.encode()], [] if fd is None else [fd])
-            data = self._receive(deadline, Silence(self.pid, verb))
+            silence = Silence(self.pid, verb)
+            data = self._receive(deadline, silence)
+            silence.over()
         except BaseException:
             self.close()
             raise

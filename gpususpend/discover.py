@@ -141,9 +141,7 @@ def examine(process: Process, named: bool = False, tree: bool = False) -> Found:
         try:
             found.cuda = processes.uses_cuda(process.pid)
         except PermissionError:
-            raise errors.CannotTrace(
-                pid=process.pid, detail="its descriptors may not be read", setting="prctl PR_SET_DUMPABLE"
-            ) from None
+            raise processes.closed(process) from None
     elif found.hello.number("pid", process.inner_pid) != process.inner_pid:
         raise errors.NoAnswer(pid=process.pid, detail="its shim takes itself for another process")
     if not processes.is_same(process):

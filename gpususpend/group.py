@@ -164,7 +164,7 @@ def group_of(members: Sequence[Member]) -> Group:
 
 def other_program(member: Member) -> bool:
     """Tell whether a member that lives has become another program: an exec keeps pid and start time, and no shim."""
-    if not member.nonce:
+    if not member.nonce or processes.stopped_by(member.pid):  # who is stopped can tell nobody, nor become another
         return False
     try:
         processes.check_reachable(member.process)

@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -123,6 +123,7 @@ class Holder:
 
     def check(self, targets: Sequence[HoldTarget], deadline: Deadline, holders: Sequence[int] = ()) -> None:
         """Raise CannotTrace if `stop` would be refused once these kept holders have ended; touches no thread."""
+        self._targets = [target.pid for target in targets]
         self._ask("check", deadline, targets=[_plain(target) for target in targets], holders=list(holders))
 
     def stop(self, targets: Sequence[HoldTarget], deadline: Deadline) -> HoldReport:
@@ -181,26 +182,29 @@ class Holder:
             while (reply := self._helper.receive(patience))["id"] != self._requests:
                 pass
         except (HelperGone, HelperLate) as error:
-            raise errors.HolderFailed(step=f"holder: {verb}", pid=self._targets, detail=error) from None
+            raise errors.HolderFailed(step=f"holder: {verb}", pid=self._targets or self.pid, detail=error) from None
         if "error" in reply:
             raise self._error(verb, deadline, reply)
         return reply
 
     def _error(self, verb: str, deadline: Deadline, reply: Message) -> errors.GpushareError:
         if reply["error"] == "denied":
-            return errors.CannotTrace(pid=reply["pid"], detail=reply["detail"], setting=reply["setting"])
+            return errors.CannotTrace.of_threads(reply["pid"], reply["detail"], reply["setting"])
         if reply["error"] == "late":
-            pids = [pid for pid, _ in reply["threads"]] or self._targets
+            pids = [pid for pid, _ in reply["threads"]] or self._targets or [self.pid]
             detail = "; ".join(thread for _, threads in reply["threads"] for thread in threads) or "it is too busy"
             return errors.DeadlinePassed(step=f"holder: {verb}", seconds=deadline.seconds, pid=pids, detail=detail)
-        return errors.HolderFailed(step=f"holder: {verb}", pid=self._targets, detail=reply["detail"])
+        return errors.HolderFailed(step=f"holder: {verb}", pid=self._targets or self.pid, detail=reply["detail"])
 
 
-def end(record: HolderRecord, deadline: Deadline) -> HolderResult:
+def end(
+    record: HolderRecord, deadline: Deadline, tell: Callable[[str], None] = lambda text: None
+) -> HolderResult:
     """End a kept holder: its threads go on.  A holder that does not end by the deadline is killed, to the same effect.
 
-    Returns what it left as its result; one of another namespace, whose life cannot be told from here, is left alone.
-    Raises UnsafeStateDir, and HolderFailed if not even the kill ends it.
+    `tell` is called once with whom is waited for, where that takes long.  Returns what it left as its result; one of
+    another namespace, whose life cannot be told from here, is left alone.  Raises UnsafeStateDir, and HolderFailed if
+    not even the kill ends it.
     """
     if origin.other(record.origin):
         return HolderResult(found=False, killed=False)
@@ -209,6 +213,10 @@ def end(record: HolderRecord, deadline: Deadline) -> HolderResult:
     if pidfd is not None:
         try:
             system.send_signal(pidfd, signal.SIGTERM)
+            system.send_signal(pidfd, signal.SIGCONT)  # one that somebody keeps stopped would not hear of it
+            if not helpers.wait_ended(pidfd, deadline.within(LIMITS.stopped_s)) and not deadline.passed():
+                by = processes.stopped_by(record.pid)
+                tell(f"waiting for the holder, pid {record.pid}" + (f" (stopped {by})" if by else ""))
             if not helpers.wait_ended(pidfd, deadline):
                 killed = True
                 system.send_signal(pidfd, signal.SIGKILL)

@@ -298,7 +298,7 @@ def _one_group(context: Context, record: Record, report: Report, work: Callable[
         with claims.taken(context, record) as now, contextlib.ExitStack() as stack:
             now, gone = claims.living(now)
             if not now.members:
-                context.tools.end_holders(now, Deadline(context.limits.threads_s), context.warn)
+                context.end_holders(now)
                 context.forget(now)
                 _refuse_reused(gone)
                 raise errors.GroupGone(pids=[member.pid for member in gone], pid=gone[0].pid, group=now.id)
@@ -354,7 +354,7 @@ def _stop(context: Context, record: Record, report: Report) -> bool:
     for kept in context.tools.holders_of(record):
         holder.check_end(kept)
     report.changed = True  # what fails from here on may leave a holder that was told to end
-    ended = context.tools.end_holders(record, Deadline(context.limits.threads_s), context.warn)
+    ended = context.end_holders(record)
     try:
         record = context.journal.update(record, holder=None, frozen=False)
     except errors.StateNotWritten as problem:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from gpususpend import errors
+from gpususpend import errors, system
 from gpususpend.deadline import Deadline
 from gpususpend.group import Rank
 
@@ -48,12 +48,9 @@ def parallel(
         for slot in slots:
             thread = threading.Thread(target=_fill, args=(slot, work), name=f"rank-{slot.rank.pid}", daemon=True)
             try:
-                thread.start()
-            except RuntimeError:  # says no more than that
-                slot.error = errors.SystemCall(
-                    detail="no thread can be started", state="", errno=None,
-                    way_out="Let this user have more (ulimit -u), or allow clone3 where a seccomp filter denies that",
-                )  # fmt: skip
+                system.start(thread)
+            except errors.SystemCall as error:
+                slot.error = error
                 break
             started[slot.rank.pid] = thread
     finally:

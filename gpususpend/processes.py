@@ -142,15 +142,20 @@ def check_reachable(process: Process, proc: str = PROC, own_uid: int | None = No
         except PermissionError:
             if not is_same(process, proc):
                 raise errors.ProcessGone(pid=process.pid) from None
-            # The kernel shows namespaces to those who may trace: a process of the same user that gave up being
-            # dumpable hides them, and cannot be traced either.
-            raise errors.CannotTrace(
-                pid=process.pid, detail="the process is not dumpable", setting="prctl PR_SET_DUMPABLE"
-            ) from None
+            raise closed(process, proc) from None
         except FileNotFoundError:
             raise errors.ProcessGone(pid=process.pid) from None
         if theirs != ours:
             raise error(pid=process.pid, inner_pid=process.inner_pid)
+
+
+def closed(process: Process, proc: str = PROC) -> errors.CannotTrace:
+    """Return the refusal of a process whose namespaces or descriptors the kernel does not show.
+
+    It shows them to those who may trace: not where the process gave up being dumpable, or has more capabilities.
+    """
+    shim = bool(threads_named(process.pid, [CONTROL_THREAD], proc))
+    return errors.CannotTrace.of_process(process.pid, process.comm, shim)
 
 
 def all_processes(proc: str = PROC) -> list[Process]:

@@ -77,7 +77,8 @@ def told(session: Session) -> Iterator[None]:
         refused = isinstance(cause, errors.Refused) and not session.changed
         end = cause if refused else outcome(session, cause)
         if end is not None:
-            session.note(error=str(end))
+            if not refused or session.record.stage is not Stage.SUSPENDED:  # then all is as it was, the record, too
+                session.note(error=str(end))
             raise end from (failure.__cause__ if refused else failure)
 
 

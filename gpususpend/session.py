@@ -77,6 +77,14 @@ class Context:
         except errors.StateNotWritten as problem:
             self.warn(f"the record of group {record.id} stays: {problem}")
 
+    def end_holders(self, record: Record) -> bool:
+        """End the holders of a group, so that its threads go on; return whether there was one that still held them.
+
+        One that is kept from ending is waited for no longer than --timeout, then killed.
+        """
+        deadline = Deadline(min(self.limits.threads_s, self.limits.timeout_s))
+        return self.tools.end_holders(record, deadline, self.warn, self.progress.say)
+
     def warn(self, text: str) -> None:
         """Remember a warning for the report, once."""
         if text not in self.warnings:
@@ -157,7 +165,7 @@ class Session:
         """Let the threads of the whole group go on, whoever holds them."""
         if self._holder is not None:
             self.holder.go(Deadline(self.limits.threads_s))
-        self.context.tools.end_holders(self.record, Deadline(self.limits.threads_s), self.context.warn)
+        self.context.end_holders(self.record)
         if self.record.frozen or self.record.holder is not None:
             self.note(holder=None, frozen=False)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from gpususpend import claims, discover, errors, origin, phases, processes
+from gpususpend import claims, control, discover, errors, origin, phases, processes
 from gpususpend.control import Reply
 from gpususpend.deadline import Deadline
 from gpususpend.defaults import LIMITS
@@ -20,6 +20,7 @@ from gpususpend.session import Context
 
 ENDED = "ended"
 GONE = (ENDED, "dead")
+MUTE = "no answer"
 
 
 def status_targets(context: Context, targets: Targets, report: Report) -> None:
@@ -27,8 +28,12 @@ def status_targets(context: Context, targets: Targets, report: Report) -> None:
     records, others = claims.named_records(context, targets)
     report.groups += [group_report(context, record) for record in records]
     grouped = {pid for record in records for pid in record.pids}
-    loose = []
+    loose, listening = [], control.listeners()
     for process in _loose(context, targets, grouped, others):
+        by = processes.stopped_by(process.pid) if process.inner_pid in listening else ""
+        if by and process.pid not in targets.pids:
+            context.warn(f"pid {process.pid} is passed over: it is stopped {by}, and cannot answer")
+            continue
         try:
             found = discover.examine(process)
         except errors.Refused as refusal:
@@ -40,7 +45,8 @@ def status_targets(context: Context, targets: Targets, report: Report) -> None:
     if loose:
         ranks = _look(loose)
         halfway = [rank for rank in ranks if rank.phase not in ("running", "-")]
-        note = _strays(context, halfway, targets.implied) if halfway else _kept(ranks)
+        told = _strays(context, halfway, targets.implied) if halfway else _kept(ranks)
+        note = _joined(told, _mute(ranks))
         report.groups.append(GroupReport("half-way" if halfway else "running", ranks, note=note))
     if not report.groups:
         report.lines.append("no group is suspended, and no process runs under the shim here")
@@ -80,11 +86,14 @@ def group_report(context: Context, record: Record) -> GroupReport:
         return _unseen(context, record, kind)
     ranks = _look(record.members, record.stage)
     kept = [holder for holder in context.tools.holders_of(record) if holder.alive()]
-    state, at_work = _state(record, ranks), _busy(context, record)
+    state, taken = _state(record, ranks), _taken(context, record)
+    if isinstance(taken, errors.Busy):
+        state, note = record.stage.value, _at_work(taken)
+    else:
+        note = _joined(_note(record, state, ranks, held=bool(kept)), str(taken or ""))
     return GroupReport(
-        record.stage.value if at_work else state, ranks, id=record.id, step=record.step,
-        holder=kept[0].pid if kept else None, not_running=_idle(ranks), depth=record.depth.value, stored=record.stored,
-        note=at_work or _note(record, state, ranks, held=bool(kept)),
+        state, ranks, id=record.id, step=record.step, holder=kept[0].pid if kept else None, not_running=_idle(ranks),
+        depth=record.depth.value, stored=record.stored, note=_joined(note, _mute(ranks)),
     )  # fmt: skip
 
 
@@ -110,8 +119,7 @@ def _note(record: Record, state: str, ranks: list[RankReport], held: bool) -> st
         return str(errors.NeedsRecover.of_running(running[0], record.stage.value))
     if record.stage is not Stage.SUSPENDED:
         return str(claims.needs_recover(record))
-    said = f"the last command said: {record.error}" if record.error else ""
-    return "; ".join(part for part in (_suspended(record, held), said) if part)
+    return _joined(_suspended(record, held), f"the last command said: {record.error}" if record.error else "")
 
 
 def _suspended(record: Record, held: bool) -> str:
@@ -140,15 +148,26 @@ def _unseen(context: Context, record: Record, kind: str) -> GroupReport:
     )  # fmt: skip
 
 
-def _busy(context: Context, record: Record) -> str:
-    """Return that a command is at work on a group, but for this one."""
+def _taken(context: Context, record: Record) -> errors.Refused | None:
+    """Return why another command could not take the group now: one but this is at work on it, or the lock is odd."""
     try:
         with context.journal.held(record.id, patience_s=0):
-            return ""
+            return None
     except errors.Busy as busy:
-        return "" if busy.facts["pid"] == os.getpid() else _at_work(busy)
+        return None if busy.facts["pid"] == os.getpid() else busy
     except errors.Refused as refusal:
-        return str(refusal)
+        return refusal
+
+
+def _mute(ranks: list[RankReport]) -> str:
+    """Return why shims have not answered: whether they are suspended is not known."""
+    stops = {rank.pid: processes.stopped_by(rank.pid) for rank in ranks if rank.state == MUTE}
+    late = f"did not answer within {LIMITS.status_s:g} s: it may be busy"
+    return "; ".join(f"pid {pid} {f'is stopped {by}' if by else late}" for pid, by in stops.items())
+
+
+def _joined(*parts: str) -> str:
+    return "; ".join(part for part in parts if part)
 
 
 def _kept(ranks: list[RankReport]) -> str:
@@ -194,7 +213,7 @@ def _row(member: Member, reply: Reply | None, stage: Stage | None) -> RankReport
     elif _is_gone(member):
         row.state = "ended" if member.kind is Kind.PLAIN else "dead"
     elif member.kind is Kind.SHIMMED:
-        row.phase, row.state = "no answer", "no answer"
+        row.phase = row.state = MUTE
     else:
         row.state = "suspended" if stage is Stage.SUSPENDED else "running"
     return row

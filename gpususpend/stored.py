@@ -23,7 +23,7 @@ from chunkstore.gc import take_back
 from chunkstore.hashing import DEFAULT_HASH
 from chunkstore.objects import is_url
 from chunkstore.save import discard
-from gpususpend import errors, openfiles, phases
+from gpususpend import errors, openfiles, phases, system
 from gpususpend.control import number
 from gpususpend.deadline import Deadline
 from gpususpend.group import Rank
@@ -182,8 +182,8 @@ class StoredMemory:
         threads = [threading.Thread(target=work, name=f"piece-{rank.pid}", daemon=True) for _ in range(ring.places)]
         try:
             for thread in threads:
-                thread.start()
-        except RuntimeError as failure:  # the system lets this user have no more threads
+                system.start(thread)
+        except errors.SystemCall as failure:
             self._failure = failure
         for thread in threads:
             if thread.ident is not None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import math
 import os
 import resource
 import signal
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -95,6 +97,28 @@ def limit_descriptors(soft: int, hard: int) -> None:
     """Set how many descriptors this process may open."""
     with named("prlimit64"):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def start(thread: threading.Thread) -> None:
+    """Start a thread.  Raises SystemCall where the system lets this process have no more."""
+    try:
+        thread.start()
+    except RuntimeError:  # says no more than that
+        raise errors.SystemCall(
+            detail="no thread can be started", state="", errno=None,
+            way_out="Let this command have more (ulimit -u, ulimit -v, pids.max of its cgroup), or allow clone3 where "
+            "a seccomp filter denies that",
+        ) from None  # fmt: skip
+
+
+def address_space_left() -> float:
+    """Return the bytes that this process may still map; infinity without a limit."""
+    with named("prlimit64"):
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit == resource.RLIM_INFINITY:
+        return math.inf
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return max(0, limit - int(file.read().split()[0]) * resource.getpagesize())
 
 
 def refusal(error: OSError, state: str = "") -> errors.SystemCall:

@@ -132,11 +132,16 @@ class Tools:
                     found[other.pid, other.start_time] = other
         return list(found.values())
 
-    def end_holders(self, record: Record, deadline: Deadline, warn: Callable[[str], None]) -> bool:
-        """End every holder of a group: its threads go on.  Return whether there was one that still held them."""
+    def end_holders(
+        self, record: Record, deadline: Deadline, warn: Callable[[str], None], tell: Callable[[str], None]
+    ) -> bool:
+        """End every holder of a group: its threads go on.  Return whether there was one that still held them.
+
+        `tell` is called with whom is waited for.
+        """
         held = False
         for kept in self.holders_of(record):
-            result = holder.end(kept, deadline)
+            result = holder.end(kept, deadline, tell)
             held = held or result.found
             if result.killed:
                 warn(f"the holder (pid {kept.pid}) did not end by itself and was killed; its threads go on")

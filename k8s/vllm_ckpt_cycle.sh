@@ -34,7 +34,9 @@ while [ $# -gt 0 ]; do
     esac
 done
 [ -n "$PID" ] || usage
-[ -e "/proc/$PID" ] || { echo "pid $PID: no such process" >&2; exit 3; }
+# Whoever started it may not have collected it: then it is there, and has ended.
+lives() { grep -qs '^State:[[:space:]]*[^ZX[:space:]]' "/proc/$PID"/task/*/status; }
+lives || { echo "pid $PID: no such process" >&2; exit 3; }
 for word in "${EXTRA[@]}"; do
     case $word in
         --state-dir* | --driver*) # the way back needs them too
@@ -58,7 +60,7 @@ bring_back() {
             "$COMMAND" recover --to running --tree "$PID" >&2 || back=$?
         fi
         if [ "$back" != 0 ]; then
-            if [ -e "/proc/$PID" ]; then say "pid $PID is NOT running: see $COMMAND status --tree $PID"
+            if lives; then say "pid $PID is NOT running: see $COMMAND status --tree $PID"
             else say "pid $PID has ended"; fi
             [ "$status" != 0 ] || status=1
         fi

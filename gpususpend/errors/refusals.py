@@ -490,10 +490,24 @@ class NothingToRecover(Refused):
 
 
 class CannotTrace(Refused):
-    """The system does not let this user stop the threads of the process."""
+    """The system does not let this user stop the threads of the process, or look into it."""
 
     code = "cannot-trace"
-    template = "pid {pid}: its threads may not be stopped: {detail} ({setting})"
+    template = "pid {pid}: {what}: {detail} ({setting})"
+
+    @classmethod
+    def of_threads(cls, pid: object, detail: object, setting: object) -> CannotTrace:
+        """Return it for threads that may not be stopped."""
+        return cls(pid=pid, what="its threads may not be stopped", detail=detail, setting=setting)
+
+    @classmethod
+    def of_process(cls, pid: int, comm: str, shim: bool) -> CannotTrace:
+        """Return it for a process that the kernel does not show; without a shim that matters most."""
+        what = f"it ({comm}) {'may' if shim else 'is not under the shim, and may'} not be looked into"
+        return cls(
+            pid=pid, comm=comm, what=what, detail="the kernel does not show it to this user",
+            setting="CAP_SYS_PTRACE, or prctl PR_SET_DUMPABLE of that process",
+        )  # fmt: skip
 
 
 class LookFailed(Refused):

@@ -162,15 +162,18 @@ def test_b09_the_first_failure_is_the_exit_status(
     worker.check()
 
 
+@pytest.mark.parametrize("collected", [True, False])
 @pytest.mark.parametrize("when", ["before", "suspended"])
 def test_a_server_that_has_died_is_told_once(
-    start: Callable[..., subprocess.Popen[str]], tool: Tool, worker: Worker, when: str
+    start: Callable[..., subprocess.Popen[str]], tool: Tool, worker: Worker, when: str, collected: bool
 ) -> None:
-    """Each line once; nothing is left to be brought back."""
+    """Each line once; nothing is left to be brought back, whether or not its parent has collected it."""
+    over = f"[ ! -e /proc/{worker.pid} ]" if collected else f"grep -q '^State:.*Z' /proc/{worker.pid}/status"
+    kill = f"kill -9 {worker.pid}; until {over}; do sleep 0.01; done"
+    if collected:
+        threading.Thread(target=worker.process.wait, daemon=True).start()
     if when == "before":
-        worker.kill()
-    threading.Thread(target=worker.process.wait, daemon=True).start()  # nothing is left of it once it is collected
-    kill = f"kill -9 {worker.pid}; while [ -e /proc/{worker.pid} ]; do sleep 0.01; done"
+        subprocess.run(["bash", "-c", kill], check=True, timeout=60)
     script = start("--hold", 0.1, worker.pid, after_suspend=kill)
     said = script.communicate(timeout=100)[1].splitlines()
     assert script.returncode == (3 if when == "before" else 5), said

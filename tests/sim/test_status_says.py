@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,12 +12,15 @@ from typing import Any
 import pytest
 
 from chunkstore import format
+from gpususpend import processes, status
+from gpususpend.journal import Kind, Member, Stage
 from tests.programs.setting import Setting
 from tests.programs.tool import Answer, Tool
 from tests.sim.conftest import MIB, Background, Pair, Start, end_process, records, running
 from tests.sim.places import Places
 from tests.sim.test_depth_pages import IDLE, wait_for_program
 from tests.sim.test_suspend_states import at_the_checkpoint, killed
+from tests.unit.fake_shim import STATUS, FakeShim
 
 pytestmark = pytest.mark.usefixtures("own_network")
 
@@ -118,6 +123,7 @@ def test_a_store_that_is_not_there(pair: Pair, places: Places, tool: Tool, depth
     places.suspend(*pair.pids, options=("--depth", depth)).expect(0)
     away = places.store.rename(places.root / "away")
     message = told(tool.resume(*pair.pids).expect(6))
+    assert tool.run("recover", "--driver", "sim", *pair.pids).expect(6).json["error"]["message"] == message
     assert "mount it" in message and "repair" not in message and "?" not in message, message
     assert message in shown(tool)["note"]
     away.rename(places.store)
@@ -140,17 +146,16 @@ def test_a_store_that_is_damaged(pair: Pair, places: Places, tool: Tool) -> None
 
 
 def test_what_a_refusal_said(pair: Pair, places: Places, tool: Tool) -> None:
-    """A way back that was refused before it changed anything leaves its reason, until one works."""
-    places.suspend(*pair.pids).expect(0)
+    """Of a group that was left half-way; one that is suspended as a whole stays as it was, with its record."""
+    places.suspend(*pair.pids, options=("--depth", "pages")).expect(0)
+    assert places.program("killed", "load", "resume", *pair.pids).exit_code < 0
     manifest = places.directory() / "manifest.json"
     content = manifest.read_bytes()
     body = json.loads(content)["body"] | {"id": "0" * 32}
     manifest.write_bytes(format.encode(format.CHECKPOINT, body))
-    message = told(tool.resume(*pair.pids).expect(3))
+    message = told(tool.run("recover", "--driver", "sim", *pair.pids).expect(3))
     assert "0" * 32 in message and message in shown(tool)["note"]
     manifest.write_bytes(content)
-    tool.run("recover", "--driver", "sim", *pair.pids).expect(0)
-    assert tool.run("status").expect(0).json["groups"][0]["note"] == ""
     tool.resume(*pair.pids).expect(0)
     running(tool)
     pair.check()
@@ -219,3 +224,38 @@ def test_a_command_of_another_directory_is_at_work(
     tool.resume(*pair.pids).expect(0)
     running(tool)
     pair.check()
+
+
+@pytest.mark.parametrize("suspended", [True, False])
+def test_a_shim_that_does_not_answer(pair: Pair, tool: Tool, suspended: bool) -> None:
+    """One that is kept from it is named with what keeps it; the others are shown as they are."""
+    if suspended:
+        tool.suspend(*pair.pids).expect(0)
+    pair.second.halt()
+    answer = tool.run("status").expect(0)
+    [group] = answer.json["groups"]
+    states = {rank["pid"]: rank["state"] for rank in group["ranks"]}
+    if suspended:
+        assert states == {pair.first.pid: "suspended", pair.second.pid: "no answer"}, states
+        assert group["state"] == "suspended" and f"pid {pair.second.pid} is stopped by a signal" in group["note"], group
+    else:
+        assert states == {pair.first.pid: "running"}, states
+        assert f"pid {pair.second.pid} is passed over: it is stopped by a signal" in answer.stderr, answer
+    pair.second.go_on()
+    tool.resume(*pair.pids).expect(0)
+    running(tool)
+    pair.check()
+
+
+def test_a_shim_that_is_busy() -> None:
+    """It does not answer in time: nothing is said of its state but that."""
+    answered, own = threading.Event(), processes.read_process(os.getpid())
+    late = FakeShim({"status": lambda pairs: STATUS if answered.wait(60) else ""})
+    try:
+        member = Member(own.pid, own.start_time, own.inner_pid, own.uid, own.comm, Kind.SHIMMED, nonce="0xabc")
+        ranks = status._look([member], Stage.SUSPENDED)
+        assert [rank.state for rank in ranks] == ["no answer"]
+        assert status._mute(ranks) == f"pid {own.pid} did not answer within 2 s: it may be busy"
+    finally:
+        answered.set()
+        late.close()

@@ -7,18 +7,23 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from gpususpend import errors, processes
+from gpususpend.control import Silence
 from gpususpend.deadline import Deadline
 from gpususpend.holder import Holder, HoldTarget
 from tests.programs.client import Worker
 from tests.programs.setting import Setting
 from tests.programs.tool import Answer, Tool
 from tests.sim.conftest import Background, Pair, drop_cgroup, endless_kernel, records, running
+from tests.unit.fake_shim import sleeper
 
 pytestmark = pytest.mark.usefixtures("own_network")
 
@@ -221,3 +226,43 @@ def test_FR21_stopped_strangers_cost_a_suspend_nothing(
     pair.check()
     for worker in mute:
         worker.go_on()
+
+
+@pytest.mark.parametrize("words", [("resume",), ("stop",), ("recover", "--to", "running")])
+def test_a_holder_that_is_stopped(pair: Pair, tool: Tool, words: tuple[str, ...]) -> None:
+    """By a signal: it is let run to its end, in good order, and nobody waits."""
+    holder = tool.suspend(*pair.pids).expect(0).json["groups"][0]["holder"]
+    os.kill(holder, signal.SIGSTOP)
+    answer = tool.run(*words, *(() if words == ("stop",) else ("--driver", "sim")), *pair.pids).expect(0)
+    assert answer.json["warnings"] == [], answer
+    tool.resume(*pair.pids).expect(0)
+    cycle(pair, tool)
+
+
+def test_a_holder_that_is_frozen(pair: Pair, tool: Tool, background: Run) -> None:
+    """By its cgroup: it is waited for as long as --timeout allows, and named."""
+    holder = tool.suspend(*pair.pids).expect(0).json["groups"][0]["holder"]
+    with frozen(holder, 2):
+        command = background("resume", *pair.pids, "--timeout", 4)
+        command.wait_for_line(f"waiting for the holder, pid {holder} (stopped by the freezer of cgroup /")
+        answer = command.end(SOON_S).expect(0)
+        assert any(f"pid {holder}" in warning and "killed" in warning for warning in answer.json["warnings"]), answer
+    cycle(pair, tool)
+
+
+def test_FR21_patience_is_had_once() -> None:
+    """However many waits a command has for a process that is stopped; anew once it has answered."""
+    with sleeper() as process:
+        process.send_signal(signal.SIGSTOP)
+        until = time.monotonic() + 60
+        while not processes.stopped_by(process.pid):
+            assert time.monotonic() < until
+        first = Silence(process.pid, "first")
+        with pytest.raises(errors.RankStopped):
+            while first.look():
+                time.sleep(0.05)
+        for _ in range(2):
+            with pytest.raises(errors.RankStopped, match="second"):
+                Silence(process.pid, "second").look()
+        first.over()
+        assert Silence(process.pid, "third").look()

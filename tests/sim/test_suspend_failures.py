@@ -258,9 +258,7 @@ def test_pitfall16_no_room_on_the_gpu(pair: Pair, start_worker: Start, tool: Too
     answer = tool.resume(*pair.pids).expect(3)
     assert answer.json["reason"] == "no-gpu-room" and answer.json["next"] == "retry"
     assert str(greedy.pid) in answer.json["error"]["message"]
-    [record] = records(tool)
-    assert record["error"] == answer.json["error"]["message"] and "python" in stopped_threads(pair.first.pid)
-    assert [record | {"error": ""}] == before
+    assert records(tool) == before and "python" in stopped_threads(pair.first.pid)
     greedy.free(block)
     tool.resume(*pair.pids).expect(0)
     pair.check()

@@ -409,7 +409,9 @@ class ModelTools:
         """Nobody asks."""
         return []
 
-    def end_holders(self, record: Record, deadline: Deadline, warn: Callable[[str], None]) -> bool:
+    def end_holders(
+        self, record: Record, deadline: Deadline, warn: Callable[[str], None], tell: Callable[[str], None]
+    ) -> bool:
         """Continue what was kept."""
         self.world.begin("holder:end")
         held = bool(self.world.kept)

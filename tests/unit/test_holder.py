@@ -349,10 +349,33 @@ def test_a_holder_that_does_not_end_is_killed(state_dir: Path, start: Start) -> 
     held = Holder.start(state_dir)
     held.stop([HoldTarget(process.pid)], deadline())
     record = held.keep()
-    # A debugger's stop stands for whatever keeps it from ending.
-    os.kill(record.pid, signal.SIGSTOP)
-    assert holder.end(record, deadline(0.2)) == holder.HolderResult(found=True, killed=True)
+    told: list[str] = []
+    with Holder.start(state_dir, keep_names=()) as debugger:  # its stop stands for whatever keeps it from ending
+        debugger.stop([HoldTarget(record.pid)], deadline())
+        assert holder.end(record, deadline(3), told.append) == holder.HolderResult(found=True, killed=True)
+    assert told == [f"waiting for the holder, pid {record.pid}"]
     process.assert_running()
+
+
+def test_a_holder_that_a_signal_stops_is_let_run_to_its_end(state_dir: Path, start: Start) -> None:
+    process = start(2)
+    held = Holder.start(state_dir)
+    held.stop([HoldTarget(process.pid)], deadline())
+    record = held.keep()
+    os.kill(record.pid, signal.SIGSTOP)
+    result = holder.end(record, deadline())
+    assert (result.found, result.killed, result.continued) == (True, False, (process.pid,))
+    process.assert_running()
+
+
+def test_a_check_that_fails_names_whom_it_was_about(state_dir: Path, start: Start) -> None:
+    process = start(2)
+    with Holder.start(state_dir) as held:
+        os.kill(held.pid, signal.SIGKILL)
+        with pytest.raises(errors.HolderFailed, match=f"on pid {process.pid}: "):
+            held.check([HoldTarget(process.pid)], deadline())
+        with pytest.raises(errors.HolderFailed, match=f"on pid {held.pid}: "):
+            held.check([], deadline())
 
 
 def test_unsafe_state_directories_are_refused(tmp_path: Path) -> None:

@@ -411,7 +411,7 @@ def test_refusal_half_way_up_is_no_refusal(tmp_path: Path, monkeypatch: pytest.M
         go_down(one)
 
         def refuse(self: ModelHolder, targets: object, deadline: object) -> None:
-            raise errors.CannotTrace(pid=one.pids[0], detail="planted", setting="planted")
+            raise errors.CannotTrace.of_threads(one.pids[0], "planted", "planted")
 
         with monkeypatch.context() as patch:
             patch.setattr(ModelHolder, "stop", refuse)
