@@ -160,6 +160,8 @@ def decode(content: bytes) -> Record:
         if data["schema"] != SCHEMA:
             raise ValueError(f"schema {data['schema']}, not {SCHEMA}")
         data["members"] = [_build(Member, {**item, "kind": Kind(item["kind"])}) for item in data["members"]]
+        for member in data["members"]:
+            int(member.nonce or "0", 16)
         data["calls"] = [_build(PendingCall, item) for item in data["calls"]]
         data["stage"] = Stage(data["stage"])
         data["depth"] = Depth(data.get("depth", Depth.PROCESS))

@@ -50,6 +50,14 @@ def test_damage_is_a_value_error(content: bytes) -> None:
         decode(content)
 
 
+def test_a_nonce_that_is_no_number_is_damage() -> None:
+    """Whether a process is the same one hangs on it."""
+    data = json.loads(encode(record()))
+    data["members"][0]["nonce"] = "xyz"
+    with pytest.raises(ValueError):
+        decode(json.dumps(data).encode())
+
+
 def test_records_are_listed_oldest_first_without_the_damaged(journal: Journal) -> None:
     """A damaged file is named, not believed, and hides no other."""
     journal.write(record("b", "2025-01-02T00:00:00+00:00"))
