@@ -239,6 +239,14 @@ def check_tree(pids: Iterable[int]) -> None:
             continue
 
 
+def check_heard(record: Record) -> None:
+    """Refuse a group whose shims listen in another network namespace.  Raises OtherNetNamespace."""
+    for member in record.members:
+        if member.kind is Kind.SHIMMED:
+            with contextlib.suppress(errors.OtherUser, errors.ProcessGone, errors.CannotTrace):
+                processes.check_reachable(member.process)
+
+
 def named_pids(targets: Targets) -> set[int]:
     """Return the pids that were named, with trees; a tree's root need not live any more."""
     if not targets:

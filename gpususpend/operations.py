@@ -302,6 +302,7 @@ def _one_group(context: Context, record: Record, report: Report, work: Callable[
                 context.forget(now)
                 _refuse_reused(gone)
                 raise errors.GroupGone(pids=[member.pid for member in gone], pid=gone[0].pid, group=now.id)
+            claims.check_heard(now)
             stack.enter_context(claims.exclusive(now.pids))
             session = Session(context, claims.runtime(now), now)
             session.driver_used = now.depth is Depth.PROCESS

@@ -27,23 +27,27 @@ class Goal(str, Enum):
 
 
 def settle_calls(session: Session) -> None:
-    """Wait for driver calls that an earlier command left behind.
+    """Wait for driver calls that an earlier command left behind, as long as for one of our own.
 
-    Raises StateUnknown if one still runs, StillSuspended where somebody keeps a process stopped that has to run for it.
+    Raises StateUnknown if one still runs, StillSuspended where somebody keeps a process stopped that has to run for it,
+    NotBegun at a signal.
     """
     context, calls = session.context, calls_left(session.context, session.record)
     if not calls:
         return
-    deadline = Deadline(context.limits.checkpoint_timeout_s)
+    limits = context.limits
+    is_short = all(call.call in ("lock", "unlock") for call in calls)
+    deadline = Deadline(limits.timeout_s if is_short else limits.checkpoint_timeout_s)
     context.progress.say(f"waiting for {len(calls)} driver call(s) that an earlier command left")
     waits = [Silence(call.pid, call.call) for call in calls]
 
     def look() -> None:
-        for wait in waits:
-            wait.look()
+        context.interrupts.check_begin()
+        with told(session):
+            for wait in waits:
+                wait.look()
 
-    with told(session):
-        returned = context.tools.await_calls(calls, deadline, look)
+    returned = context.tools.await_calls(calls, deadline, look)
     if not returned:
         call = calls[0]
         raise errors.StateUnknown(

@@ -141,7 +141,7 @@ class StateDir:
         try:
             return self._open_checked(name, os.O_RDWR | os.O_CREAT)
         except OSError as error:
-            if error.errno != errno.EROFS:
+            if error.errno != errno.EROFS or name not in self.names():
                 raise
         # A file system that has become read-only must keep nobody from waking a group; a lock there works as well.
         return self._open_checked(name, os.O_RDONLY)

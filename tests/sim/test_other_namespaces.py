@@ -57,6 +57,19 @@ def test_a_group_of_another_namespace_is_left_alone(
     pair.check()
 
 
+def test_a_group_whose_shims_listen_in_another_network_is_left_alone(pair: Pair, tool: Tool) -> None:
+    """The state directory is the same one; only the words to enter with are told."""
+    tool.suspend(*pair.pids).expect(0)
+    before = content(tool)
+    for words in (("recover",), ("recover", pair.first.pid), ("resume", pair.first.pid), ("resume", "--all")):
+        answer = inside(tool, ("unshare", "--net"), *words).expect(3)
+        assert answer.json["reason"] == "other-net-namespace" and "nsenter" in answer.stderr, answer
+        assert content(tool) == before, words
+    tool.resume(*pair.pids).expect(0)
+    running(tool)
+    pair.check()
+
+
 def outside(tool: Tool, pid: int) -> tuple[dict[str, Any], str]:
     """Return what status says of the group of another namespace that has this pid, and the refusal of all commands."""
     told = [

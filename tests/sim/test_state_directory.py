@@ -123,6 +123,14 @@ def test_disk_that_has_become_read_only(pair: Pair, tool: Tool, small_disk: Path
     pair.check()
 
 
+def test_disk_that_was_read_only_from_the_beginning(pair: Pair, tool: Tool, small_disk: Path) -> None:
+    """That is what is said, and not that a lock is missing."""
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    answer = tool.suspend(*pair.pids).expect(3)
+    assert "Read-only file system" in answer.stderr, answer
+    pair.check()
+
+
 def test_status_shows_an_arena_that_stayed(start_worker: Start, tool: Tool) -> None:
     """Of a process that runs, in bytes and in words; the next suspend uses it and gives it back."""
     worker = start_worker(0)

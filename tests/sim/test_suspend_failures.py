@@ -179,6 +179,12 @@ def test_driver_call_past_its_deadline(
     status = tool.run("status").expect(0).json["groups"][0]
     assert error["message"] in status["note"]
     assert tool.suspend(*pair.pids).expect(3).json["reason"] == "needs-recover"
+    # Waited for as long as a call of its own, and not longer than the user likes.
+    tool.run("recover", "--driver", "sim", *options).expect(7)
+    command = background("recover")
+    command.wait_for_line("driver call(s) that an earlier command left")
+    command.process.send_signal(signal.SIGTERM)
+    command.end().expect(130)
     command = background("recover")
     command.wait_for_line("driver call(s) that an earlier command left")
     machine.inject("")
