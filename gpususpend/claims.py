@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from gpususpend import control, discover, errors, holder, openfiles, origin, processes, system
+from gpususpend import control, discover, errors, holder, openfiles, origin, preflight, processes, system
 from gpususpend.deadline import Deadline
 from gpususpend.defaults import COMMAND
 from gpususpend.discover import Found, Targets
@@ -294,6 +294,8 @@ def unrecorded(context: Context, targets: Targets) -> tuple[Record | None, list[
         left += others
         if left and not targets.everything:
             raise left[0]
+        if ours and not (targets.implied or targets.everything):
+            preflight.check_whole([one.member() for one, _ in seen if one.pid in ours], context.limits)
         return adopted(context, [one for one, _ in seen if one.pid in ours]) if ours else None, left
 
 

@@ -22,7 +22,7 @@ from gpususpend.descriptors import CannotTake, Copy
 from gpususpend.discover import Found
 from gpususpend.driver import DriverResult, DriverState
 from gpususpend.gpus import Gpu, GpuUsage
-from gpususpend.group import Group, Rank
+from gpususpend.group import Group, Rank, group_of
 from gpususpend.journal import Depth, Kind, Member
 from gpususpend.processes import Process
 from gpususpend.tools import Tools, state_name
@@ -225,6 +225,21 @@ def check_sharing(group: Group, limits: Limits) -> None:
                 missing[exporter] = None
     for outsider in importers_from(set(inner), limits):
         missing[outsider] = None
+    if missing:
+        raise errors.HalfGroup(missing=sorted(missing))
+
+
+def check_whole(members: Sequence[Member], limits: Limits) -> None:
+    """Refuse half of a sharing group that is suspended, as far as the others live: who died is told by the way back."""
+    with contextlib.ExitStack() as stack:
+        group = group_of(members)
+        for rank in group:
+            stack.callback(rank.client.close)
+        inner = {rank.member.inner_pid for rank in group}
+        answers = phases.parallel(group.ranks, lambda rank: rank.listing("imports", Deadline(limits.request_s)))
+    rows = [row for slot in answers for found in slot.values for row in found if row.get("state") == "resolved"]
+    missing = {number(row, "pid") for row in rows} - inner
+    missing.update(importers_from(inner, limits))
     if missing:
         raise errors.HalfGroup(missing=sorted(missing))
 

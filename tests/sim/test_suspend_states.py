@@ -383,6 +383,25 @@ def test_damaged_record_is_recovered(pair: Pair, tool: Tool) -> None:
     pair.check()
 
 
+@pytest.mark.parametrize("depth", ["process", "pages"])
+def test_half_of_a_group_that_is_in_no_record(pair: Pair, tool: Tool, depth: str) -> None:
+    """The shims know with whom they share: the missing one is named, in both directions, and nothing is begun."""
+    answer = tool.suspend(*pair.pids, options=("--depth", depth)).expect(0)
+    for path in Path(tool.state_dir).iterdir():
+        path.unlink()
+    if depth == "process":
+        end_process(answer.json["groups"][0]["holder"], signal.SIGTERM)
+        await_running(pair)
+    for command in ("resume", "recover"):
+        for named, missing in (pair.pids, pair.pids[::-1]):
+            refused = tool.run(command, "--driver", "sim", named).expect(3)
+            assert refused.json["reason"] == "half-group" and str(missing) in refused.stderr, refused
+            assert records(tool) == []
+    tool.resume(*pair.pids).expect(0)
+    running(tool)
+    pair.check()
+
+
 def test_lost_state_directory_with_a_holder(pair: Pair, tool: Tool) -> None:
     """Something cleaned /tmp: the holder is named, and ending it is the way out."""
     holder = tool.suspend(*pair.pids).expect(0).json["groups"][0]["holder"]
