@@ -210,23 +210,20 @@ def check_sharing(group: Group, limits: Limits) -> None:
     Asked in both directions: the members where their imports come from, and all other shims whether they import from a
     member.
     """
-    inner = {rank.member.inner_pid: rank for rank in group}
+    inner = {rank.member.inner_pid for rank in group}
 
     def ask(rank: Rank) -> list[dict[str, str]]:
         return rank.listing("imports", Deadline(limits.request_s))
 
-    missing: dict[int, None] = {}
+    exporters: set[int] = set()
     for pid, imports in phases.results("preflight", phases.parallel(group.ranks, ask)).items():
         for item in imports:
             exporter = number(item, "pid")
             if item.get("state") == "unresolved":
                 raise errors.UnresolvedImport(pid=pid, object=item.get("object", "?"), exporter=exporter or "unknown")
-            if item.get("state") == "resolved" and exporter not in inner:
-                missing[exporter] = None
-    for outsider in importers_from(set(inner), limits):
-        missing[outsider] = None
-    if missing:
-        raise errors.HalfGroup(missing=sorted(missing))
+            if item.get("state") == "resolved":
+                exporters.add(exporter)
+    _refuse_half(inner, exporters, limits)
 
 
 def check_whole(members: Sequence[Member], limits: Limits) -> None:
@@ -238,8 +235,12 @@ def check_whole(members: Sequence[Member], limits: Limits) -> None:
         inner = {rank.member.inner_pid for rank in group}
         answers = phases.parallel(group.ranks, lambda rank: rank.listing("imports", Deadline(limits.request_s)))
     rows = [row for slot in answers for found in slot.values for row in found if row.get("state") == "resolved"]
-    missing = {number(row, "pid") for row in rows} - inner
-    missing.update(importers_from(inner, limits))
+    _refuse_half(inner, {number(row, "pid") for row in rows}, limits)
+
+
+def _refuse_half(inner_pids: set[int], exporters: set[int], limits: Limits) -> None:
+    """Refuse processes that import from others than themselves, or that others import from."""
+    missing = exporters.union(importers_from(inner_pids, limits)) - inner_pids
     if missing:
         raise errors.HalfGroup(missing=sorted(missing))
 
