@@ -232,7 +232,7 @@ def test_aborted_save_whose_root_cannot_be_dropped_stops_the_next(tmp_path: Path
 
 def test_store_that_vanishes_during_a_save(tmp_path: Path) -> None:
     store = prepare(tmp_path)
-    with pytest.raises(errors.WriteFailed, match="is it still mounted"):
+    with pytest.raises(errors.WriteFailed, match="see that it is still mounted"):
         with Save.begin(store, tmp_path / "new"):
             (tmp_path / "store").rename(tmp_path / "away")
             store.put(memory(content(7)))

@@ -152,7 +152,7 @@ class TestOpening:
     def test_missing(self, tmp_path: Path) -> None:
         for name in ("nothing", "file/below"):
             (tmp_path / "file").touch()
-            with pytest.raises(errors.NotAStore, match="is it mounted"):
+            with pytest.raises(errors.NotAStore, match="name a store, or mount it"):
                 Store.open(tmp_path / name)
 
     def test_other_files(self, tmp_path: Path) -> None:
