@@ -104,7 +104,7 @@ def some_lost(session: Session) -> errors.Lost:
         told.append(f"The other {len(session.group.members)} run again")
     return errors.Lost(
         cause=losses[0], lost=lost, count_lost=len(lost), count=len(session.group.members) + len(lost),
-        detail=". ".join(told),
+        detail="".join(f". {text}" for text in told),
         bereft={member.pid: member.comm for member in session.bereft},
     )  # fmt: skip
 
@@ -135,7 +135,7 @@ def dismiss(session: Session) -> None:
     """Drop the record, since everything runs that can run; what cannot stays in it."""
     if session.bereft:
         told = [str(loss) for loss in session.losses if isinstance(loss, errors.MemoryGone)]
-        session.note(members=session.bereft, error=". ".join(told))
+        session.note(members=session.bereft, error=". ".join([*told, errors.START_ANEW]))
     else:
         session.context.forget(session.record)
 
@@ -396,7 +396,7 @@ def outcome(session: Session, cause: errors.GpushareError) -> errors.GpushareErr
         also = "" if first is cause else f"; the way back failed too: {cause}"
         return errors.Lost(
             cause=first, lost=lost, count_lost=len(lost), count=len(session.record.members), states=stuck,
-            detail=f"{len(stuck)} that live do not run{also}",
+            detail=f". {len(stuck)} that live do not run{also}",
         )  # fmt: skip
     kind = errors.StoreDamaged if isinstance(cause, errors.StoreProblem) else errors.StillSuspended
     return kind(cause=cause, count_suspended=len(stuck), count=len(session.record.members), states=stuck)

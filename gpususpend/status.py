@@ -119,7 +119,14 @@ def _note(record: Record, state: str, ranks: list[RankReport], held: bool) -> st
         return str(errors.NeedsRecover.of_running(running[0], record.stage.value))
     if record.stage is not Stage.SUSPENDED:
         return str(claims.needs_recover(record))
-    return _joined(_suspended(record, held), f"the last command said: {record.error}" if record.error else "")
+    said = f"the last command said: {record.error}" if record.error else ""
+    return _joined(_suspended(record, held), _dead(ranks), said)
+
+
+def _dead(ranks: list[RankReport]) -> str:
+    """Return what is to be known of members with CUDA that have ended while the group was suspended."""
+    pids = ", ".join(str(rank.pid) for rank in ranks if rank.state == "dead")
+    return f"pid {pids} has ended: a resume brings back the others, and says what is lost with it" if pids else ""
 
 
 def _suspended(record: Record, held: bool) -> str:

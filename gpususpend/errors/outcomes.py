@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from gpususpend.errors.base import ExitCode, GpushareError
 
+START_ANEW = "Start the workload anew, or what was lost of it if the others can go on"
+
 # --- causes
 
 
@@ -37,14 +39,19 @@ class RankDied(StepFailed):
 
     code = "rank-died"
     next_action = "cold-start"
-    template = "pid {pid} ({comm}) died during {step}"
+    template = "pid {pid} ({comm}) died {when}"
+
+    def __init__(self, **facts: object) -> None:
+        step = facts.get("step")
+        when = "while it was suspended" if step == "suspended" else f"during the step {step}"
+        super().__init__(**{"when": when, **facts})
 
 
 class RankReplaced(RankDied):
     """A process became another program, and what it had on the GPUs is gone."""
 
     code = "rank-replaced"
-    template = "{step}: pid {pid} ({comm}) runs another program now (exec); what it had on the GPUs is gone"
+    template = "pid {pid} ({comm}) became another program (exec) {when}; what it had on the GPUs is gone"
 
 
 class RankStopped(StepFailed):
@@ -168,7 +175,9 @@ class Lost(Outcome):
     exit_code = ExitCode.LOST
     code = "lost"
     next_action = "cold-start"
-    template = "{cause}. {count_lost} of {count} processes did not come back to running: pid {lost}. {detail}"
+    template = (
+        "{cause}. {count_lost} of {count} processes did not come back to running: pid {lost}{detail}. " + START_ANEW
+    )
 
 
 class StoreDamaged(Outcome):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from chunkstore import format
-from gpususpend import processes, status
+from gpususpend import errors, processes, status
 from gpususpend.journal import Kind, Member, Stage
 from tests.programs.setting import Setting
 from tests.programs.tool import Answer, Tool
@@ -172,17 +172,22 @@ def test_what_a_cut_off_command_left(pair: Pair, tool: Tool) -> None:
     pair.check()
 
 
-def test_a_rank_that_cannot_run_again(start_worker: Start, tool: Tool) -> None:
-    """No command helps it: it is to be ended."""
+@pytest.mark.parametrize("depth", ["pages", "process"])
+def test_a_rank_that_cannot_run_again(start_worker: Start, tool: Tool, depth: str) -> None:
+    """No command helps it: it is to be ended, as the command itself says at its end, in its message and its report."""
     owner, needy = start_worker(0), start_worker(1)
     memory = owner.alloc(MIB)
     owner.fill(memory, MIB, 1)
     needy.expect(int(needy.ipc_open(owner.ipc_get(memory))), MIB, [1])
-    tool.suspend(owner.pid, needy.pid).expect(0)
+    tool.suspend(owner.pid, needy.pid, options=("--depth", depth)).expect(0)
     owner.kill()
-    message = told(tool.resume(owner.pid, needy.pid).expect(5))
+    assert f"pid {owner.pid} has ended: a resume brings back the others" in shown(tool)["note"]
+    answer = tool.resume(owner.pid, needy.pid).expect(5)
+    assert told(answer).startswith(f"pid {owner.pid} (python) died while it was suspended. 2 of 2 processes"), answer
     note = shown(tool)["note"]
-    assert f"end pid {needy.pid}" in message and f"end pid {needy.pid}" in note and "run `" not in note, (message, note)
+    for said in (told(answer), note):
+        assert f"end pid {needy.pid}. " in said and said.endswith(errors.START_ANEW) and "recover" not in said, said
+    assert [group["note"] for group in answer.json["groups"]] == [note], answer
     needy.kill()
     tool.run("recover", "--driver", "sim").expect(5)
     assert records(tool) == []
