@@ -14,6 +14,9 @@ DEMO_ARGS ?=
 GPU_ARGS ?=
 BENCH_ARGS ?=
 
+# The tests start thousands of Python processes; each would compile the tree anew where nothing may be kept.
+unexport PYTHONDONTWRITEBYTECODE
+
 ifdef PYTHON
 PY := $(PYTHON)
 PACKAGES := given-packages

@@ -22,9 +22,9 @@ SHIM = ROOT / "gpususpend" / "libnvsnap_gpushare.so"
 
 SCRUBBED = (
     "LD_PRELOAD", "CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM", "SIMCUDA_INJECT", "SIMCUDA_TRACE",
-    "GPUSHARE_MULTICAST", "GPUSHARE_FABRIC", "NVSNAP_GPUSHARE_FABRIC",
+    "GPUSHARE_MULTICAST", "GPUSHARE_FABRIC", "NVSNAP_GPUSHARE_FABRIC", "PYTHONDONTWRITEBYTECODE",
 )  # fmt: skip
-"""Variables of the caller that would change what a process under test does."""
+"""Variables of the caller that would change what a process under test does, or have each compile the tree anew."""
 
 
 class NotBuilt(RuntimeError):
