@@ -13,22 +13,25 @@ import os
 import select
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from gpususpend import errors, processes, system
 from gpususpend.deadline import Deadline
-from gpususpend.defaults import LIMITS, PROTOCOL_VERSION
+from gpususpend.defaults import LIMITS, PROTOCOL_VERSION, SAME_PIDS
 
 DATAGRAM_BYTES = 32768
 LOOK_S = 0.25  # between two looks at a process that does not answer
 _CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
 
 
-def socket_name(inner_pid: int) -> str:
-    """Return the abstract name, without its leading NUL, on which the shim of a process listens."""
-    return f"nvsnap-gpushare.{inner_pid}"
+def socket_name(inner_pid: int, place: int = 0) -> str:
+    """Return an abstract name, without its leading NUL, on which the shim of a process may listen.
+
+    It has the first one (place 0), unless a process with the same pid in another pid namespace has that already.
+    """
+    return f"nvsnap-gpushare.{inner_pid}" + (f".{place}" if place else "")
 
 
 @dataclass(frozen=True)
@@ -142,22 +145,23 @@ class ControlClient:
     def connect(self, deadline: Deadline) -> None:
         """Connect, if not connected.
 
-        Raises FileNotFoundError or ConnectionRefusedError where no shim listens, WrongPeer where another process does,
-        TimeoutError at the deadline, RankStopped where somebody keeps the process stopped.
+        Raises ConnectionRefusedError where no shim listens, WrongPeer where another process does, TimeoutError at the
+        deadline, RankStopped where somebody keeps the process stopped.
         """
         if self._socket is not None:
             return
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            connection.settimeout(max(0.001, deadline.left()))
-            _connect(connection, socket_name(self.inner_pid), deadline, Silence(self.pid, "connect"))
-            peer_pid, peer_uid = _peer(connection)
-            if peer_pid != self.pid or peer_uid != self.uid:
-                raise errors.WrongPeer(pid=self.pid, inner_pid=self.inner_pid, peer_pid=peer_pid, peer_uid=peer_uid)
-        except BaseException:
-            connection.close()
-            raise
-        self._socket = connection
+        others = []
+        with contextlib.closing(_connections(self.inner_pid, deadline, Silence(self.pid, "connect"))) as met:
+            for connection in met:
+                peer = _peer(connection)
+                if peer == (self.pid, self.uid):
+                    self._socket = socket.socket(fileno=connection.detach())
+                    return
+                others.append(peer)
+        for pid, uid in others:
+            if pid:  # one of another pid namespace is no squatter
+                raise errors.WrongPeer(pid=self.pid, inner_pid=self.inner_pid, peer_pid=pid, peer_uid=uid)
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "no shim listens")
 
     def close(self) -> None:
         """Hang up.  A verb that is running in the shim goes on."""
@@ -251,30 +255,52 @@ def _peer(connection: socket.socket) -> tuple[int, int]:
     return pid, uid
 
 
-def who_listens(inner_pid: int, deadline: Deadline) -> tuple[int, int]:
-    """Return pid (0: of a PID namespace that is not seen from here) and user of the shim that has this inner pid.
+def who_listens(inner_pid: int, deadline: Deadline) -> list[tuple[int, int]]:
+    """Return pid (0: of a PID namespace that is not seen from here) and user of all shims that have this inner pid.
 
-    Raises FileNotFoundError or ConnectionRefusedError if none listens any more, TimeoutError at the deadline.
+    Raises TimeoutError at the deadline where one accepts no connections.
     """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-        connection.settimeout(max(0.001, deadline.left()))
-        _connect(connection, socket_name(inner_pid), deadline)
-        return _peer(connection)
+    with contextlib.closing(_connections(inner_pid, deadline)) as met:
+        return [_peer(connection) for connection in met]
 
 
-def _connect(connection: socket.socket, name: str, deadline: Deadline, silence: Silence | None = None) -> None:
-    """Connect to the abstract name; a full backlog answers EAGAIN and is tried again until the deadline."""
-    while True:
-        try:
-            with system.named("connect"):
-                connection.connect(b"\0" + name.encode())
-            return
-        except BlockingIOError:
+def listens(process: processes.Process) -> bool:
+    """Tell whether the shim of a process listens; one that accepts no connections counts as if it did not."""
+    with contextlib.suppress(TimeoutError):
+        return process.pid in (pid for pid, _ in who_listens(process.inner_pid, Deadline(LIMITS.connect_s)))
+    return False
+
+
+def _connections(
+    inner_pid: int, deadline: Deadline, silence: Silence | None = None
+) -> Generator[socket.socket, None, None]:
+    """Yield a connection to each shim that listens under a name of this inner pid; it is closed unless detached.
+
+    One whose backlog is full is tried again after the others, until the deadline: it may be a stranger that is frozen.
+    Then raises TimeoutError.
+    """
+    places = list(range(SAME_PIDS))
+    while places:
+        full = []
+        for place in places:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+                connection.setblocking(False)
+                try:
+                    with system.named("connect"):
+                        connection.connect(b"\0" + socket_name(inner_pid, place).encode())
+                except BlockingIOError:
+                    full.append(place)
+                except ConnectionRefusedError:
+                    pass
+                else:
+                    yield connection
+        if full:
             if deadline.passed():
-                raise TimeoutError(f"@{name} does not accept connections") from None
+                raise TimeoutError(f"@{socket_name(inner_pid, full[0])} does not accept connections")
             if silence is not None:
                 silence.look()
             deadline.sleep(LIMITS.poll_s)
+        places = full
 
 
 def listeners(proc: str = "/proc") -> list[int]:
@@ -285,10 +311,14 @@ def listeners(proc: str = "/proc") -> list[int]:
         for words in _rows(table.read()):
             listening = int(words[3], 16) & 0x10000  # __SO_ACCEPTCON
             if len(words) == 8 and words[7].startswith(prefix) and listening:
-                suffix = words[7][len(prefix) :]
-                if suffix.isascii() and suffix.isdigit() and str(int(suffix)) == suffix and int(suffix) > 0:
-                    found.add(int(suffix))
+                inner_pid, *place = words[7][len(prefix) :].split(".")
+                if _is_number(inner_pid) and all(map(_is_number, place)) and len(place) <= 1:
+                    found.add(int(inner_pid))
     return sorted(found)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and str(int(text)) == text and int(text) > 0
 
 
 def _rows(text: str) -> Iterator[list[str]]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 
 COMMAND = "nvsnap-gpu-suspend"
 PROTOCOL_VERSION = 1
+SAME_PIDS = 16  # names that a shim tries: so many processes of one network namespace may have the same pid
 OLDEST_DRIVER = 570
 OLDEST_DRIVER_FOR_MAP = 580
 # Drivers that have hung machines when a restored process was killed, and from which compute capability on.

@@ -108,13 +108,21 @@ def with_sockets(warn: Callable[[str], None]) -> list[Process]:
     found = []
     for inner_pid in control.listeners():
         try:
-            process = processes.read_process(inner_pid)
-            if os.geteuid() in (0, process.uid):
-                processes.check_reachable(process)
-                found.append(process)
-        except errors.Refused as refusal:
+            for pid, uid in control.who_listens(inner_pid, Deadline(LIMITS.connect_s)):
+                # Who cannot be seen from here is of another container with this network.
+                if pid and os.geteuid() in (0, uid):
+                    found.append(_listener(pid, inner_pid))
+        except (errors.Refused, TimeoutError) as refusal:
             warn(f"@{control.socket_name(inner_pid)} passed over: {refusal}")
     return found
+
+
+def _listener(pid: int, inner_pid: int) -> Process:
+    process = processes.read_process(pid)
+    processes.check_reachable(process)
+    if process.inner_pid != inner_pid:
+        raise errors.WrongPeer(pid=inner_pid, inner_pid=inner_pid, peer_pid=pid, peer_uid=process.uid)
+    return process
 
 
 def examine(process: Process, named: bool = False, tree: bool = False) -> Found:
@@ -127,7 +135,7 @@ def examine(process: Process, named: bool = False, tree: bool = False) -> Found:
     try:
         with ControlClient(process.pid, process.inner_pid, process.uid) as client:
             found.hello = client.request("hello", Deadline(LIMITS.connect_s))
-    except (ConnectionRefusedError, FileNotFoundError):
+    except ConnectionRefusedError:
         pass  # nobody listens: no shim, or one that has not seen CUDA yet
     except errors.RankStopped as cause:
         raise errors.LookFailed(cause=cause) from None

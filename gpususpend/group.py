@@ -172,7 +172,7 @@ def other_program(member: Member) -> bool:
             nonce = client.request("hello", Deadline(LIMITS.connect_s)).text("nonce")
         # A shim that has made no object yet has no nonce, and nothing to lose.
         return int(member.nonce, 16) != 0 and nonce != member.nonce
-    except (ConnectionRefusedError, FileNotFoundError):
+    except ConnectionRefusedError:
         # The threads of a shim live as long as its program, whatever becomes of the socket.
         return not processes.threads_named(member.pid, [processes.CONTROL_THREAD])
     except (errors.GpushareError, OSError, ValueError, ShimRefused):

@@ -53,7 +53,7 @@ class _Leases:
             client = control.ControlClient(pid, process.inner_pid, process.uid)
             try:
                 client.connect(deadline)
-            except (ConnectionRefusedError, FileNotFoundError):
+            except ConnectionRefusedError:
                 continue
             self.clients.append(client)
             client.request("lease", deadline)

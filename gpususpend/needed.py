@@ -63,17 +63,17 @@ def _ranks(inner_pids: Sequence[int], deadline: Deadline, strangers: list[int]) 
     """Yield who of these listens and is to be asked; the pids of others go to `strangers`."""
     for inner_pid in inner_pids:
         try:
-            pid, uid = control.who_listens(inner_pid, deadline)
-            process = processes.read_process(pid) if pid else None
-        except (FileNotFoundError, ConnectionRefusedError, errors.NoSuchProcess):
-            continue  # it has ended
+            listening = control.who_listens(inner_pid, deadline)
         except TimeoutError as late:
             raise _mute(inner_pid, str(late)) from None
-        if os.geteuid() not in (0, uid):
-            strangers.append(pid or inner_pid)
-            continue
-        start_time, comm = (process.start_time, process.comm) if process is not None else (0, "")
-        yield Rank(Member(pid, start_time, inner_pid, uid, comm, Kind.SHIMMED))
+        for pid, uid in listening:
+            if os.geteuid() not in (0, uid):
+                strangers.append(pid or inner_pid)
+                continue
+            with contextlib.suppress(errors.NoSuchProcess):  # it has ended
+                process = processes.read_process(pid) if pid else None
+                start_time, comm = (process.start_time, process.comm) if process is not None else (0, "")
+                yield Rank(Member(pid, start_time, inner_pid, uid, comm, Kind.SHIMMED))
 
 
 def _lives(rank: Rank) -> bool:

@@ -327,10 +327,8 @@ def _check_copies(
             asked += [rank for rank in heirs if rank.member.uid == process.uid and rank not in asked]
             for rank in asked:
                 if _knows(rank, copy, limits):
-                    way_out = (
-                        "name that process too" if process.inner_pid in control.listeners()
-                        else "close it, or end that process"
-                    )  # fmt: skip
+                    listens = control.listens(process)
+                    way_out = "name that process too" if listens else "close it, or end that process"
                     raise errors.KeptDescriptor(
                         pid=process.pid, comm=process.comm, fd=copy.node.fd, owner=rank.pid, way_out=way_out
                     )
@@ -386,7 +384,6 @@ def _possible_partners(one: Found, group: Group, limits: Limits, is_cuda: Callab
         for rank in group
         if rank.member.uid == one.process.uid and rank.status(Deadline(limits.request_s)).number("exports")
     ]
-    listening = set(control.listeners())
     everything = processes.all_processes()
     # This command's own driver process has initialised CUDA too.
     passed_over = {one.pid, *shimmed, *(helper.pid for helper in processes.descendants([os.getpid()], everything))}
@@ -394,7 +391,7 @@ def _possible_partners(one: Found, group: Group, limits: Limits, is_cuda: Callab
         if process.pid in passed_over or process.uid != one.process.uid:
             continue
         try:
-            suspect = process.inner_pid not in listening and processes.uses_cuda(process.pid)
+            suspect = processes.uses_cuda(process.pid) and not control.listens(process)
         except PermissionError:
             suspect = False
         if suspect and is_cuda(process.pid):

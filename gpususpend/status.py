@@ -28,10 +28,10 @@ def status_targets(context: Context, targets: Targets, report: Report) -> None:
     records, others = claims.named_records(context, targets)
     report.groups += [group_report(context, record) for record in records]
     grouped = {pid for record in records for pid in record.pids}
-    loose, listening = [], control.listeners()
+    loose = []
     for process in _loose(context, targets, grouped, others):
-        by = processes.stopped_by(process.pid) if process.inner_pid in listening else ""
-        if by and process.pid not in targets.pids:
+        by = processes.stopped_by(process.pid)
+        if by and process.pid not in targets.pids and control.listens(process):
             context.warn(f"pid {process.pid} is passed over: it is stopped {by}, and cannot answer")
             continue
         try:

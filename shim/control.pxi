@@ -384,15 +384,25 @@ cdef void listener_main(void *unused) noexcept nogil:
         job_expire()
 
 
+cdef bint listen_anywhere(int fd) noexcept nogil:
+    """Listen under the first name of this process that is free: with equal pids others may have some of them."""
+    cdef struct_sockaddr_un address
+    cdef int place
+    for place in range(SAME_PIDS):
+        if bind(fd, <sockaddr *>&address, socket_address(&address, getpid(), place)) == 0:
+            return listen(fd, BACKLOG) == 0
+        if errno != EADDRINUSE:
+            break
+    return False
+
+
 cdef bint control_listen() noexcept nogil:
     """Open the socket under this process's name."""
     global listening, wake_listener
-    cdef struct_sockaddr_un address
-    cdef socklen_t n = socket_address(&address, getpid())
     cdef int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), i
     if fd < 0:
         return False
-    if bind(fd, <sockaddr *>&address, n) != 0 or listen(fd, BACKLOG) != 0:
+    if not listen_anywhere(fd):
         close(fd)
         return False
     wake_listener = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK) + 1

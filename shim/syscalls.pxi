@@ -54,6 +54,7 @@ cdef extern from "platform.h" nogil:
         F_GETFD
         F_SETOWN
         F_GETOWN
+        F_SETFL
         F_DUPFD_CLOEXEC
         F_OFD_SETLK
         F_OFD_GETLK
@@ -84,6 +85,7 @@ cdef extern from "platform.h" nogil:
         POLLIN
         EBADF
         EINTR
+        EADDRINUSE
         EAGAIN
         EMFILE
         EMSGSIZE

@@ -1,6 +1,11 @@
 # The text of the control protocol (docs/reference/control-protocol.md): reading requests, writing replies, and calling
 # a peer.  Knows no verb.
 
+cdef enum:
+    # Names that a process tries: so many of one network namespace may have its pid, in pid namespaces of their own.
+    SAME_PIDS = 16
+    CONNECT_AGAIN_US = 1000
+
 ctypedef struct Out:
     char *text
     size_t used
@@ -284,44 +289,77 @@ cdef bint send_datagram(int connection, const char *text, size_t n, int fd, int 
             return sent == <ssize_t>n
 
 
-cdef socklen_t socket_address(struct_sockaddr_un *address, int pid) noexcept nogil:
-    """Fill in the abstract name of a process's socket and return its length."""
+cdef socklen_t socket_address(struct_sockaddr_un *address, int pid, int place) noexcept nogil:
+    """Fill in one of the abstract names of a process's socket, the first at place 0, and return its length."""
     cdef Out name
     memset(address, 0, sizeof(address[0]))
     address.sun_family = AF_UNIX
     out_begin(&name, address.sun_path + 1, sizeof(address.sun_path) - 1)
     out_text(&name, b"nvsnap-gpushare.")
     out_digits(&name, <uint64_t>pid, 10)
+    if place > 0:
+        out_text(&name, b".")
+        out_digits(&name, <uint64_t>place, 10)
     return <socklen_t>(sizeof(address.sun_family) + 1 + name.used)
 
 
 # ---- calling a peer ----
 
-cdef int peer_connect(int pid, uint64_t deadline) noexcept nogil:
-    """Connect to the shim of a process and make sure that it is that process; -1 with errno."""
+cdef int connect_at(int pid, int place) noexcept nogil:
+    """Connect to one of a process's names and make sure that it is that process; -1 with errno.
+
+    Never waits: whoever has the name may be of another pid namespace, and frozen.
+    """
     cdef struct_sockaddr_un address
     cdef struct_ucred cred
-    cdef struct_timeval limit
     cdef socklen_t n = sizeof(cred)
-    cdef uint64_t left = time_left(deadline)
-    cdef int connection = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)
+    cdef int error
+    cdef int connection = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)
     if connection < 0:
         return -1
+    if connect(connection, <sockaddr *>&address, socket_address(&address, pid, place)) == 0:
+        if getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &cred, &n) == 0 and cred.pid == pid:
+            return connection
+        errno_set(EPERM)
+    error = errno
+    close(connection)
+    errno_set(error)
+    return -1
+
+
+cdef int connect_anywhere(int pid) noexcept nogil:
+    """Connect to a process by whichever name it has; -1 with errno, EAGAIN if it may be one that is too busy now."""
+    cdef int error = ECONNREFUSED
+    cdef int place, connection
+    for place in range(SAME_PIDS):
+        connection = connect_at(pid, place)
+        if connection >= 0:
+            return connection
+        if errno != ECONNREFUSED and error != EAGAIN:
+            error = errno
+    errno_set(error)
+    return -1
+
+
+cdef int peer_connect(int pid, uint64_t deadline) noexcept nogil:
+    """Connect to the shim of a process, for answers until a deadline; -1 with errno."""
+    cdef struct_timeval limit
+    cdef uint64_t left
+    cdef int connection = connect_anywhere(pid)
+    while connection < 0 and errno == EAGAIN and time_left(deadline) != 0:
+        sleep_us(CONNECT_AGAIN_US)
+        connection = connect_anywhere(pid)
+    if connection < 0:
+        return -1
+    left = time_left(deadline)
     if left == 0:
         left = 1
     limit.tv_sec = <time_t>(left // 1000)
     limit.tv_usec = <suseconds_t>(left % 1000 * 1000)
     setsockopt(connection, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit))
     setsockopt(connection, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit))
-    if connect(connection, <sockaddr *>&address, socket_address(&address, pid)) == 0:
-        if getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &cred, &n) == 0 and cred.pid == pid:
-            return connection
-        gs_log(b"a socket with a shim's name belongs to another process")
-        errno_set(EPERM)
-    pid = errno
-    close(connection)
-    errno_set(pid)
-    return -1
+    fcntl(connection, F_SETFL, 0)
+    return connection
 
 
 cdef bint peer_is_gone(int pid) noexcept nogil:

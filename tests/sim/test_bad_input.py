@@ -20,6 +20,7 @@ import pytest
 
 from gpususpend import processes
 from gpususpend.deadline import Deadline
+from gpususpend.defaults import SAME_PIDS
 from gpususpend.driver import DriverProcess
 from tests.programs.client import Worker
 from tests.programs.setting import Setting
@@ -360,11 +361,13 @@ def test_process_that_reads_nvml_without_the_shim(start_worker: Start, tool: Too
 
 
 def test_name_that_is_free_again(start_worker: Start, tool: Tool, tmp_path: Path) -> None:
-    """A process whose socket had no name when CUDA began is refused, not overlooked, and is there a little later."""
+    """A process for whose socket no name was free when CUDA began is refused, not overlooked; it is there later."""
     code = (
-        "import os, socket, sys; from cuda.bindings import driver; taken = socket.socket(socket.AF_UNIX, 5); "
-        "taken.bind(f'\\0nvsnap-gpushare.{os.getpid()}'); assert int(driver.cuInit(0)[0]) == 0; "
-        "print(os.getpid(), flush=True); sys.stdin.readline(); taken.close(); sys.stdin.readline()"
+        "import os, socket, sys; from cuda.bindings import driver\n"
+        f"taken = [socket.socket(socket.AF_UNIX, 5) for _ in range({SAME_PIDS})]\n"
+        "for n, one in enumerate(taken): one.bind(f'\\0nvsnap-gpushare.{os.getpid()}' + (f'.{n}' if n else ''))\n"
+        "assert int(driver.cuInit(0)[0]) == 0\n"
+        "print(os.getpid(), flush=True); sys.stdin.readline(); taken[7].close(); sys.stdin.readline()"
     )
     env = tool.setting.environ(with_shim=True)
     with subprocess.Popen([sys.executable, "-c", code], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,

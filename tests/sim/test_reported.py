@@ -16,7 +16,7 @@ from gpususpend import errors, resume
 from gpususpend.defaults import limits_with
 from gpususpend.group import HINTS
 from tests.programs.client import Worker
-from tests.programs.setting import ROOT, SIMCUDA, Setting
+from tests.programs.setting import SIMCUDA, Setting
 from tests.programs.tool import Tool
 from tests.programs.usage import memory_by_pid
 from tests.sim.conftest import MIB, Background, Pair, Start, running
@@ -185,45 +185,6 @@ def test_pitfall11_object_that_nothing_is_bound_to(start_worker: Start, tool: To
         seat.map()
     team.check(3)
     assert all(seat.memory["size"] == SIZE for seat in team.seats if "size" in seat.memory)
-
-
-NAMESPACED = """
-from cuda.bindings import driver
-import os, sys, time
-assert int(driver.cuInit(0)[0]) == 0
-code, device = driver.cuDeviceGet(0)
-code, context = driver.cuDevicePrimaryCtxRetain(device)
-assert int(driver.cuCtxSetCurrent(context)[0]) == 0
-assert int(driver.cuMemAlloc(4096)[0]) == 0
-print(os.getpid(), flush=True)
-time.sleep(600)
-"""
-
-
-def test_pitfall31_two_processes_of_one_number(machine: Setting, tool: Tool) -> None:
-    """Clones in one network namespace collide on the socket's name: both work, and nobody is taken for the other."""
-    if os.geteuid() != 0:
-        pytest.skip("unshare needs root here")
-    words = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable, "-c", NAMESPACED]
-    clones = []
-    try:
-        for number in range(2):  # each on a simulated machine of its own, which tells processes by their numbers, too
-            env = machine.environ(with_shim=True) | {"SIMCUDA_STATE": f"{machine.state}/{number}"}
-            clones.append(subprocess.Popen(words, env=env, stdout=subprocess.PIPE, text=True))
-            assert clones[-1].stdout is not None and clones[-1].stdout.readline().strip() == "1"
-        answers = []
-        for number, clone in enumerate(clones):
-            env = tool.environ() | {"SIMCUDA_STATE": f"{machine.state}/{number}"}
-            inside = int(Path(f"/proc/{clone.pid}/task/{clone.pid}/children").read_text().split()[0])
-            command = ["nsenter", "-t", str(inside), "-p", "-m", sys.executable, "-m", "gpususpend"]
-            answers.append(subprocess.run([*command, "suspend", "--driver", "sim", "--depth", "pages", "1"], cwd=ROOT,
-                                          env=env, capture_output=True, text=True, timeout=90))
-        assert [answer.returncode for answer in answers] == [0, 3], answers
-        assert "another process" in answers[1].stderr or "pid 1" in answers[1].stderr
-    finally:
-        for clone in clones:
-            clone.kill()
-            clone.communicate()
 
 
 PLUGIN = """

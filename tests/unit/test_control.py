@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpususpend import control, errors
+from gpususpend import control, errors, processes
 from gpususpend.control import ControlClient, ShimRefused, parse_reply
 from gpususpend.deadline import Deadline
 from gpususpend.defaults import limits_with
-from tests.unit.fake_shim import FakeShim
+from tests.unit.fake_shim import FakeShim, sleeper
 
 
 def client() -> ControlClient:
@@ -149,6 +149,21 @@ def test_B02_right_pid_of_another_user_is_refused() -> None:
         assert shim.requests == []
 
 
+def test_a_later_name_is_found_behind_gaps_and_squatters() -> None:
+    """Whoever has the first name: all of them are tried, and the process is told by what the kernel says."""
+    own, other = os.getpid(), os.getppid()
+    with FakeShim(pid=other) as squatter, sleeper() as child:
+        with FakeShim(name=control.socket_name(own, 9)) as shim, client() as one:
+            assert one.request("hello", Deadline(30)).number("pid") == own
+            assert shim.verbs() == ["hello"]
+            assert control.who_listens(own, Deadline(30)) == [(own, os.geteuid())]
+            assert control.listens(processes.read_process(own))
+            assert own in control.listeners()
+        assert not control.listens(processes.read_process(other))  # under its name it is this process
+        assert not control.listens(processes.read_process(child.pid))
+        assert squatter.verbs() == []
+
+
 def test_descriptors_nobody_asked_for_are_closed() -> None:
     """A reply with a descriptor leaves none behind."""
     name = f"\0nvsnap-gpushare.{os.getpid()}"
@@ -167,7 +182,7 @@ def test_descriptors_nobody_asked_for_are_closed() -> None:
 
 
 def test_listeners_are_read_from_proc(tmp_path: Path) -> None:
-    """Only listening sockets with a plain number are shims."""
+    """Only listening sockets with a plain number, and perhaps that of a later name, are shims."""
     net = tmp_path / "net"
     net.mkdir()
     (net / "unix").write_text(
@@ -178,9 +193,14 @@ def test_listeners_are_read_from_proc(tmp_path: Path) -> None:
         "0: 00000002 00000000 00010000 0005 01 14 @nvsnap-gpushare.x\n"
         "0: 00000002 00000000 00010000 0005 01 15 @nvsnap-gpushare.007\n"
         "0: 00000002 00000000 00010000 0005 01 16 /run/nvsnap-gpushare.9\n"
+        "0: 00000002 00000000 00010000 0005 01 18 @nvsnap-gpushare.43.15\n"
+        "0: 00000002 00000000 00010000 0005 01 18 @nvsnap-gpushare.42.1\n"
+        "0: 00000002 00000000 00010000 0005 01 18 @nvsnap-gpushare.44.0\n"
+        "0: 00000002 00000000 00010000 0005 01 18 @nvsnap-gpushare.44.1.1\n"
+        "0: 00000002 00000000 00010000 0005 01 18 @nvsnap-gpushare.44.\n"
         "0: 00000002 00000000 00010000 0001 01 17\n"
     )
-    assert control.listeners(str(tmp_path)) == [7, 42]
+    assert control.listeners(str(tmp_path)) == [7, 42, 43]
 
 
 def test_own_listener_is_seen() -> None:
