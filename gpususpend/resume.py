@@ -252,7 +252,7 @@ def attach_store(session: Session) -> None:
     """Find where the memory of the group is kept, and make sure that it can be had, before anything changes.
 
     Raises OtherStore, NoStoreNamed or OtherCheckpoint for what the command names, StoreProblem for what lies there,
-    NotEnoughMemory where the ring does not fit.
+    NotEnoughMemory where the ring does not fit, SystemCall where it may not be made.
     """
     named, recorded = session.context.store.named, session.record.stored
     needed = stored_in(session)
@@ -270,6 +270,7 @@ def attach_store(session: Session) -> None:
         raise errors.NoStoreNamed(pid=pid, needed=needed[pid])
     session.stored.open(needed)
     rings = session.stored.rings(session.stored.to_pass(needed))
+    system.check_file_size(max(rings.values(), default=0))
     session.context.tools.check_memory([(os.getpid(), sum(rings.values()))])
 
 

@@ -99,6 +99,18 @@ def limit_descriptors(soft: int, hard: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def check_file_size(size: int) -> None:
+    """Refuse to begin with what needs a file of `size` bytes, if this process may write none so large.
+
+    Raises SystemCall.
+    """
+    with named("prlimit64"):
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if limit != resource.RLIM_INFINITY and size > limit:
+        error = OSError(errno.EFBIG, f"a file of {size} bytes is needed, and {limit} are allowed")
+        raise refusal(error)
+
+
 def start(thread: threading.Thread) -> None:
     """Start a thread.  Raises SystemCall where the system lets this process have no more."""
     try:

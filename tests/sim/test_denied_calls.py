@@ -119,6 +119,20 @@ def test_host_memory_that_may_not_be_made(pair: Pair, tool: Tool) -> None:
     pair.check()
 
 
+def test_a_ring_that_may_not_be_made(pair: Pair, tool: Tool, places: Places) -> None:
+    """Told before the resume begins: the group stays as it was suspended."""
+    tool.suspend(*pair.pids, options=places.words()).expect(0)
+    before = records(tool)
+    limited = ("sh", "-c", 'ulimit -f 64 && exec "$@"', "sh")
+    answer = tool.resume(*pair.pids, prefix=limited).expect(3)
+    assert answer.json["reason"] == "system-call" and "ulimit -f" in answer.json["error"]["message"], answer
+    assert "nothing was changed" in answer.json["error"]["message"], answer
+    assert records(tool) == before
+    tool.resume(*pair.pids).expect(0)
+    running(tool)
+    pair.check()
+
+
 @pytest.mark.parametrize("stored", [False, True])
 def test_an_address_space_that_is_too_small(pair: Pair, tool: Tool, places: Places, stored: bool) -> None:
     """The limit is the command's own (ulimit -v), and named as such; the machine has memory."""
