@@ -230,6 +230,13 @@ def test_aborted_save_whose_root_cannot_be_dropped_stops_the_next(tmp_path: Path
     require_next_save_works(tmp_path)
 
 
+@pytest.mark.parametrize(("code", "name"), [(errno.EFBIG, "-f"), (errno.ENOMEM, "-v"), (errno.EMFILE, "-n")])
+def test_limits_of_this_process_are_named(code: int, name: str) -> None:
+    """Whatever was about to be done with a file: what is short is the process's own."""
+    for make in (errors.write_failed, errors.unreadable):
+        assert f"(ulimit {name}" in str(make("cannot do it to", "/store", OSError(code, os.strerror(code))))
+
+
 def test_store_that_vanishes_during_a_save(tmp_path: Path) -> None:
     store = prepare(tmp_path)
     with pytest.raises(errors.WriteFailed, match="see that it is still mounted"):
