@@ -17,11 +17,12 @@ from gpususpend.journal import Kind, Member
 
 
 def check_unneeded(
-    directory: str, ids: Sequence[str], inner_pids: Collection[int] | None, warn: Callable[[str], None]
+    directory: str, ids: Sequence[str], inner_pids: Collection[int] | None, of_here: bool, warn: Callable[[str], None]
 ) -> None:
     """Refuse to let the checkpoints of these ids go while the shim of a process in this network namespace needs one.
 
-    Only a process with one of `inner_pids` can; None: any can.  All are asked at once and by one deadline.  A shim that
+    Only a process with one of `inner_pids` can; None: any can.  Where the checkpoint was made `of_here`, in this PID
+    namespace, none of another one can, which would not answer.  All are asked at once and by one deadline.  A shim that
     does not answer may need it: that is a refusal as well.  Other users' shims answer nobody but root; whom they do not
     answer cannot have suspended them.  `warn` is told.
 
@@ -31,6 +32,8 @@ def check_unneeded(
     strangers: list[int] = []
     listening = [pid for pid in control.listeners() if inner_pids is None or pid in inner_pids]
     ranks = list(_ranks(listening, deadline, strangers))
+    if of_here:
+        ranks = [rank for rank in ranks if rank.pid == rank.member.inner_pid]
     openfiles.reserve(len(ranks))
 
     def ask(rank: Rank) -> str:
@@ -84,5 +87,5 @@ def _lives(rank: Rank) -> bool:
 
 
 def _mute(pid: int, detail: str) -> errors.NoAnswer:
-    way_out = "let it run and try again, in its PID namespace"
+    way_out = "let it run and try again, in its PID namespace, or in the one where the checkpoint was made"
     return errors.NoAnswer(pid=pid, detail=f"{detail}; it may need the checkpoint that is to go: {way_out}")

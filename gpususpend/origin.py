@@ -29,6 +29,11 @@ def other(place: str) -> str:
     return next((kind for kind, a, b in zip(("pid", "time"), noted[1:], own[1:], strict=True) if a != b), "")
 
 
+def same_pids(place: str) -> bool:
+    """Tell whether pids noted at `place` are those of this process's namespace; false where none was noted."""
+    return place.split()[:2] == here().split()[:2]
+
+
 def living_there(place: str, kind: str, pids: Iterable[int]) -> Iterator[int]:
     """Yield those of these processes, pids of here, that live in the namespace of this kind in which `place` was noted.
 

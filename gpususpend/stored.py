@@ -263,7 +263,9 @@ class StoredMemory:
         Nothing of the workload has changed yet, so that everything that fails is a refusal: raises StoreRefused.
         """
         record = self._session.record
-        facts = {"depth": record.depth.value, "driver": record.driver, "simulated": record.simulated}
+        facts = {
+            "depth": record.depth.value, "driver": record.driver, "simulated": record.simulated, "origin": record.origin
+        }  # fmt: skip
         try:
             if self._store is None:
                 self._store = self._open_or_make()

@@ -143,7 +143,7 @@ def unneeded(state_dir: str | None, directory: str, work: Work) -> Callable[[Seq
     The check raises CheckpointNeeded, NoAnswer, UnsafeStateDir.
     """
     from chunkstore import Checkpoint, StoreError
-    from gpususpend import claims, needed
+    from gpususpend import claims, needed, origin
     from gpususpend.defaults import state_directory
     from gpususpend.journal import Journal
     from gpususpend.statedir import StateDir
@@ -155,11 +155,13 @@ def unneeded(state_dir: str | None, directory: str, work: Work) -> Callable[[Seq
             opened = stack.enter_context(StateDir.open(state_dir or state_directory(), create=False))
             for id in ids:
                 claims.check_unneeded(Journal(opened, work.files.tell), path, id)
-        inner_pids = None
+        inner_pids, of_here = None, False
         with contextlib.suppress(StoreError):  # none lies there any more, or none that says whose it is
             checkpoint = Checkpoint.open(path, files=work.files)
-            inner_pids = checkpoint.inner_pids if [*ids] == [checkpoint.id] else None
-        needed.check_unneeded(path, ids, inner_pids, work.files.tell)
+            if [*ids] == [checkpoint.id]:
+                inner_pids = checkpoint.inner_pids
+                of_here = origin.same_pids(str(checkpoint.manifest.facts.get("origin", "")))
+        needed.check_unneeded(path, ids, inner_pids, of_here, work.files.tell)
 
     return check
 

@@ -37,7 +37,7 @@ def main(state: str) -> None:
                     rank.check()
                 print(json.dumps("checked"), flush=True)
             else:
-                driver = () if words[0] == "status" else ("--driver", "sim")
+                driver = () if words[0] in ("status", "store") else ("--driver", "sim")
                 print(json.dumps(tool.run(*words, *driver).json), flush=True)
 
 

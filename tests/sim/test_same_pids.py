@@ -105,6 +105,20 @@ def test_pitfall31_one_that_ends_leaves_its_name(containers: list[Container], ma
         fourth.end()
 
 
+def test_checkpoint_of_the_own_container_can_be_removed(containers: list[Container], tmp_path: Path) -> None:
+    """Those of the others have the pids of its ranks, and answer only in their containers: there it is refused."""
+    first, second, _ = containers
+    places = {name: str(tmp_path / name) for name in ("store", "checkpoint")}
+    second.command("suspend", "--store", places["store"], "--ckpt-dir", places["checkpoint"], *second.pids)
+    remove = ("store", "rm", places["store"], places["checkpoint"])
+    assert second.ask(*remove)["error"]["code"] == "checkpoint-needed"
+    second.command("resume", *second.pids)
+    refused = first.ask(*remove)["error"]
+    assert refused["code"] == "no-answer" and "where the checkpoint was made" in refused["message"], refused
+    second.command(*remove)
+    assert second.ask("check") == "checked"
+
+
 @contextlib.contextmanager
 def taken(names: list[str]) -> Iterator[None]:
     """Hold the names of sockets, accepting no connection: as a frozen process whose backlog is full does."""
