@@ -307,6 +307,14 @@ class Worker:
         """Stop a loop; return rounds and errors."""
         return self._loops[number].stop(timeout_s)
 
+    def in_context(self, context: int, name: str, *arguments: Any) -> Result:
+        """Run one command with another context current in this thread."""
+        answer = calls.ctx_set(context)
+        if answer.code == 0:
+            answer = self.run(name, list(arguments), {})
+            calls.ctx_set(self._context)
+        return answer
+
     def job(self, name: str, *arguments: Any) -> int:
         """Run one command in a thread of its own; return the number to ask for its answer by."""
         number = len(self._jobs) + 1
