@@ -30,6 +30,20 @@ def refuse_foreign(files: Files, path: str, document: str) -> None:
         raise errors.NotAStore(path=path, detail=detail, advice="name an empty directory or a new one")
 
 
+def refuse_own(owner: str, path: str, kind: str = "store") -> None:
+    """Refuse a directory that is a store or a cache, or in which these remove files, or take every file for a root.
+
+    `owner` is the path of that store or cache, which need not be there yet. Raises `NotAStore`.
+    """
+    if "://" in owner:
+        return
+    owner_path, real = os.path.realpath(owner), os.path.realpath(path)
+    own = [os.path.join(owner_path, name) for name in (format.CHUNKS, format.ROOTS, format.TEMPORARY)]
+    if real == owner_path or any(real == one or real.startswith(f"{one}/") for one in own):
+        what = f"it is {kind} {owner} itself" if real == owner_path else f"it belongs to {kind} {owner}"
+        raise errors.NotAStore(path=path, detail=what, advice="name a directory of its own, beside that")
+
+
 class Place(Protocol):
     """A directory or an object store. Where nothing else is said, methods raise OSError."""
 

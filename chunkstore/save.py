@@ -18,6 +18,7 @@ from chunkstore import errors, format, roots
 from chunkstore.checkpoint import Checkpoint, read_save_id
 from chunkstore.format import Allocation, FormatError, Manifest, Rank, RankFile, Root
 from chunkstore.io import Files, LocksUnsupported
+from chunkstore.place import refuse_own
 from chunkstore.store import Store
 
 LOCK_WAIT_S = 2.0  # a collector looks at the lock for a moment
@@ -53,8 +54,7 @@ class Save:
         """
         path = os.path.realpath(directory)
         id = secrets.token_hex(16)
-        _refuse_own(store, path)
-        _refuse_existing(store.files, path)
+        check_directory(store.files, path, store.path, store.cache.path if store.cache is not None else "")
         store.begin_save()
         try:
             made = store.files.make_directory(path)
@@ -214,11 +214,15 @@ class Save:
         self.abort()
 
 
-def _refuse_own(store: Store, path: str) -> None:
-    """Refuse a directory in which collections remove files, or every file is taken for a root."""
-    own = [os.path.join(os.path.realpath(store.path), name) for name in (format.CHUNKS, format.ROOTS, format.TEMPORARY)]
-    if any(path == one or path.startswith(f"{one}/") for one in own):
-        raise errors.NotAStore(path=path, detail=f"it belongs to store {store.path}", advice="name another directory")
+def check_directory(files: Files, path: str, store: str, cache: str = "") -> None:
+    """Refuse a directory of which it can be told before a save that it will not do; the store need not be there yet.
+
+    `store` and `cache` are their paths; no cache is empty. Raises `CheckpointExists`, `NotAStore`, `Damaged`.
+    """
+    refuse_own(store, path)
+    if cache:
+        refuse_own(cache, path, "cache")
+    _refuse_existing(files, path)
 
 
 def _refuse_existing(files: Files, path: str) -> None:

@@ -21,7 +21,7 @@ from chunkstore.chunks import Entry, State, check_content, chunk_of
 from chunkstore.format import CHUNK_SIZE_BYTES, Chunk, FormatError, StoreFacts
 from chunkstore.hashing import DEFAULT_HASH, address_of, hash_by_name
 from chunkstore.io import Files, Room
-from chunkstore.place import Directory, Place
+from chunkstore.place import Directory, Place, refuse_own
 
 _TRIES = 5
 
@@ -113,6 +113,7 @@ class Store:
         store = cls(place, facts, files, verify_existing)
         if cache is not None:
             try:
+                refuse_own(place.path, os.fspath(cache))
                 store.cache = Cache.open(os.fspath(cache), facts, files, store.hash)
             except (errors.WriteFailed, errors.Damaged, errors.NotAStore) as error:
                 store.cache_error = error

@@ -18,6 +18,7 @@ from typing import TypeVar
 from chunkstore import errors
 from chunkstore.checkpoint import Checkpoint
 from chunkstore.format import Allocation, Chunk
+from chunkstore.place import refuse_own
 from chunkstore.save import Save
 from chunkstore.store import How, Put, Store
 
@@ -185,6 +186,7 @@ def copy_checkpoint(
     if store.chunk_size_bytes != target.chunk_size_bytes:
         sizes = {"theirs": target.chunk_size_bytes, "ours": store.chunk_size_bytes}
         raise errors.Incompatible(path=target.path, what="chunk size", **sizes)
+    refuse_own(store.path, os.fspath(directory))
     chunks = checkpoint.stored_chunks()
     tally = Tally(list(chunks.values()), limiter, report)
 

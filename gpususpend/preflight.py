@@ -371,14 +371,21 @@ def check_unshimmed(
     if bare and not allowed:
         raise errors.NoShim(pid=bare[0].pid, comm=bare[0].process.comm, pids=[one.pid for one in bare])
     for one in bare:
-        others = _possible_partners(one, group, limits, is_cuda)
+        others, stopped = _possible_partners(one, group, limits, is_cuda)
         if others:
-            raise errors.MayShare(pid=one.pid, comm=one.process.comm, others=others)
+            told = [f". pid {pid} is stopped {by} and cannot be asked: {errors.let_run(pid)}" for pid, by in stopped]
+            raise errors.MayShare(pid=one.pid, comm=one.process.comm, others=others, stopped="".join(told))
     return settled
 
 
-def _possible_partners(one: Found, group: Group, limits: Limits, is_cuda: Callable[[int], bool]) -> list[int]:
-    shimmed = {rank.pid for rank in group}
+def _possible_partners(
+    one: Found, group: Group, limits: Limits, is_cuda: Callable[[int], bool]
+) -> tuple[list[int], list[tuple[int, object]]]:
+    """Return who may share memory with a process without a shim, and of these who is stopped, with what does it.
+
+    The driver knows who uses CUDA, and cannot be asked of one that is stopped: that counts as one that does.
+    """
+    shimmed, stopped = {rank.pid for rank in group}, []
     partners = [
         rank.pid
         for rank in group
@@ -394,9 +401,13 @@ def _possible_partners(one: Found, group: Group, limits: Limits, is_cuda: Callab
             suspect = processes.uses_cuda(process.pid) and not control.listens(process)
         except PermissionError:
             suspect = False
-        if suspect and is_cuda(process.pid):
+        try:
+            if suspect and is_cuda(process.pid):
+                partners.append(process.pid)
+        except errors.RankStopped as stop:
             partners.append(process.pid)
-    return sorted(partners)
+            stopped.append((process.pid, stop.facts["by"]))
+    return sorted(partners), stopped
 
 
 def total(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:

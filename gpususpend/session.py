@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from gpususpend import errors, holder, phases, processes
 from gpususpend.control import LOOK_S, Reply, Silence, number
 from gpususpend.deadline import Deadline
-from gpususpend.defaults import LIMITS, RING_BYTES, Limits
+from gpususpend.defaults import LIMITS, Limits
 from gpususpend.driver import DriverProcess, DriverResult
 from gpususpend.group import Group, Rank
 from gpususpend.holder import Holder, HolderRecord, HoldTarget
@@ -45,7 +45,7 @@ class StoreOptions:
     """What a command was told about stores; `named` are the places that it was given."""
 
     named: StorePlaces | None = None
-    ring_bytes: int = RING_BYTES
+    ring_bytes: int | None = None  # None: nobody asked for a size
     hash: str | None = None  # that the store has to have
     verify_existing: str = "new"
     verify: bool = True

@@ -10,13 +10,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator
 
 from gpususpend import errors, processes, system
+from gpususpend.defaults import state_directory
 
 _NAME_ANOTHER = "name another one with --state-dir"
+_OURS = re.compile(r"(group|holder|driver)-.|journal\.lock$")
 
 
 class Locked(Exception):
@@ -51,7 +54,7 @@ class StateDir:
             _make_directory(path)
             fd = _open_directory(path)
         try:
-            _check_directory(path, os.fstat(fd))
+            _check_directory(path, fd)
         except BaseException:
             os.close(fd)
             raise
@@ -217,9 +220,26 @@ def _distrusted(path: str, why: str, check: str) -> errors.UnsafeStateDir:
     return errors.UnsafeStateDir(path=path, why=why, way_out=way_out)
 
 
-def _check_directory(path: str, facts: os.stat_result) -> None:
+def _check_directory(path: str, fd: int) -> None:
+    facts, mode = os.fstat(fd), stat.S_IMODE(os.fstat(fd).st_mode)
     if facts.st_uid != os.geteuid():
-        raise _distrusted(path, f"it belongs to user {facts.st_uid}, not to {os.geteuid()}", "run as that user")
-    if stat.S_IMODE(facts.st_mode) != 0o700:
-        why = f"its mode is {stat.S_IMODE(facts.st_mode):04o}, not 0700"
-        raise _distrusted(path, why, f"see that nobody else has been in it, then chmod 700 {path}")
+        why, check = f"it belongs to user {facts.st_uid}, not to {os.geteuid()}", "run as that user"
+    elif mode != 0o700:
+        why, check = f"its mode is {mode:04o}, not 0700", f"see that nobody else has been in it, then chmod 700 {path}"
+    else:
+        return
+    if _is_ours(path, fd):
+        raise _distrusted(path, why, check)
+    # Somebody else's directory, such as /etc, is not to be changed for us.
+    way_out = "Name another one with --state-dir; one that is missing is made"
+    raise errors.UnsafeStateDir(path=path, why=f"{why}, and it holds nothing of this command", way_out=way_out)
+
+
+def _is_ours(path: str, fd: int) -> bool:
+    """Tell whether a directory is a state directory, by its place or by what lies in it."""
+    if path == state_directory():
+        return True
+    try:
+        return any(_OURS.match(name) for name in os.listdir(fd))
+    except OSError:  # then it may be
+        return True

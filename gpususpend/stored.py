@@ -22,16 +22,18 @@ from chunkstore.format import MANIFEST_FILE
 from chunkstore.gc import take_back
 from chunkstore.hashing import DEFAULT_HASH
 from chunkstore.objects import is_url
-from chunkstore.save import discard
+from chunkstore.place import refuse_own
+from chunkstore.save import check_directory, discard
 from gpususpend import errors, openfiles, phases, system
 from gpususpend.control import number
 from gpususpend.deadline import Deadline
+from gpususpend.defaults import RING_BYTES
 from gpususpend.group import Rank
 from gpususpend.journal import StorePlaces
 from gpususpend.phases import Span
 from gpususpend.preflight import Plan
 from gpususpend.progress import readable_bytes
-from gpususpend.ring import STEP_BYTES, Place, Ring, bytes_for, place_bytes, places_for
+from gpususpend.ring import LEAST_PLACES, STEP_BYTES, Place, Ring, bytes_for, place_bytes, places_for
 from gpususpend.session import Session, StoreOptions
 from gpususpend.storage import problem, translated
 
@@ -71,14 +73,31 @@ class StoredMemory:
     # Before anything changes
 
     def check(self, plans: Mapping[int, Plan]) -> None:
-        """Refuse a store that cannot take what is planned; raises StoreProblem."""
+        """Refuse places that lie in each other, or cannot take what is planned; raises StoreProblem."""
         try:
+            self._check_places()
             with contextlib.suppress(NotAStore):  # then it is made
                 self._store = self._open()
                 self._require_usable(self._store)
             self._check_room([plan.arena_bytes for plan in plans.values()])
         except StoreError as error:
             raise _as_refusal(error) from error
+
+    def _check_places(self) -> None:
+        """Refuse a checkpoint's directory that will not do, and what lies in the state directory, or has that inside.
+
+        What lies there and is no record would be warned of by every command, and a collection would remove records.
+        """
+        places, state = self.places, self._session.context.directory.path
+        check_directory(self._files, places.directory, places.store, places.cache)
+        refuse_own(places.store, state)
+        if places.cache:
+            refuse_own(places.cache, state, "cache")
+        real = os.path.realpath(state)
+        for path in (places.store, places.directory, places.cache):
+            if path and not is_url(path) and f"{os.path.realpath(path)}/".startswith(f"{real}/"):
+                detail = f"it lies in state directory {state}"
+                raise NotAStore(path=path, detail=detail, advice="name another directory")
 
     def _open(self) -> Store:
         return Store.open(
@@ -136,8 +155,18 @@ class StoredMemory:
     # Rings
 
     def rings(self, needs: Mapping[int, int]) -> dict[int, int]:
-        """Return the bytes of the rings that ranks still lack, by pid; `needs` are the bytes that each has to move."""
-        ranks, ring_bytes = len(self._session.group.ranks), self._options.ring_bytes
+        """Return the bytes of the rings that ranks still lack, by pid; `needs` are the bytes that each has to move.
+
+        Raises RingTooSmall where less was asked for than can be done with.
+        """
+        ranks, asked = len(self._session.group.ranks), self._options.ring_bytes
+        least = ranks * LEAST_PLACES * place_bytes(self.chunk_bytes)
+        if asked is not None and asked < least:
+            raise errors.RingTooSmall(
+                ring=asked, count=ranks, places=LEAST_PLACES, size=place_bytes(self.chunk_bytes), least=least,
+                option=f"{-(-least >> 20)}MiB",
+            )  # fmt: skip
+        ring_bytes = RING_BYTES if asked is None else asked
         places = {
             pid: places_for(self.chunk_bytes, ranks, ring_bytes, need)
             for pid, need in needs.items()

@@ -295,7 +295,8 @@ def roll_back(session: Session, cause: errors.GpushareError) -> errors.GpushareE
     try:
         if isinstance(cause, CallsPending):
             release_pending(session, cause)
-        turn_back(session, untouched)
+        if session.times or not refused:  # else no step has begun, and there is nothing to bring back
+            turn_back(session, untouched)
     except Exception as failure:
         problem = as_cause(session, failure)
         if problem is not cause and not session.losses:

@@ -11,7 +11,9 @@ from gpususpend.cli import options
 
 
 @click.command("gpus", short_help="List the GPUs, or write them into a GPU map.")
-@click.argument("file", required=False, type=click.Path(dir_okay=False), metavar="[FILE]")
+@click.argument(
+    "file", required=False, type=click.Path(dir_okay=False), metavar="[FILE]", callback=options.reachable
+)
 @options.common_options
 def command(file: str | None, common: options.Common) -> None:
     """List the GPUs of this machine with what they use; with FILE, write a GPU map there.

@@ -65,7 +65,13 @@ def size(text: str, suffix: str = "") -> int:
 
 
 def reachable(ctx: click.Context, param: click.Parameter, path: str | None) -> str | None:
-    """Return the path that an option names.  Raises NoCurrentDirectory for one that leads nowhere from here."""
+    """Return the path that an option or an argument names.
+
+    Raises BadParameter for an empty one, as a variable leaves it that is not set, and NoCurrentDirectory for one that
+    leads nowhere from here.
+    """
+    if path == "":
+        raise click.BadParameter("it is empty; name a path", ctx, param)
     if path and "://" not in path and not os.path.isabs(path):
         try:
             os.getcwd()
@@ -79,6 +85,7 @@ state_dir_option = click.option(
     "--state-dir",
     envvar="NVSNAP_GPU_SUSPEND_STATE_DIR",
     metavar="DIR",
+    callback=reachable,
     help="State directory; must be yours alone (mode 0700).  [default: /tmp/nvsnap-gpu-suspend, with -UID for ordinary"
     " users]",
 )
@@ -158,9 +165,7 @@ Places = tuple["str | None", "str | None", "str | None", "int | None"]
 def parse_places(places: Places) -> StoreOptions:
     """Return the store options of what was named.  Raises UsageError."""
     store, directory, cache, ring_bytes = places
-    options = StoreOptions() if ring_bytes is None else StoreOptions(ring_bytes=ring_bytes)
-    if "" in places:  # as a variable that is not set leaves it
-        raise errors.UsageError(what="--store, --ckpt-dir and --cache need a name each")
+    options = StoreOptions(ring_bytes=ring_bytes)
     if (store is None) != (directory is None):
         raise errors.UsageError(what="--store and --ckpt-dir are named together, or neither")
     if store is None and cache is None:

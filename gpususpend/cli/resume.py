@@ -17,6 +17,7 @@ from gpususpend.trace import traced
     "--gpu-map",
     type=click.Path(exists=True, dir_okay=False),
     metavar="FILE",
+    callback=options.reachable,
     help="Restore on the GPUs of this machine instead of those listed in FILE, which `gpus FILE` wrote.",
 )
 @options.places_options

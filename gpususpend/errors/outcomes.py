@@ -65,6 +65,11 @@ class RankStopped(StepFailed):
     )
 
 
+def let_run(pid: int) -> str:
+    """Return the advice to let a process run that somebody keeps stopped."""
+    return f"let it run (kill -CONT {pid}, end the debugger, or thaw the cgroup)"
+
+
 class MemoryGone(StepFailed):
     """A process needs memory whose owner is gone: nothing can bring it back."""
 

@@ -172,7 +172,7 @@ class MayShare(Refused):
     code = "may-share"
     template = (
         "pid {pid} ({comm}) runs without the shim and may map memory of pid {others}; a restore would lose it. "
-        "Start it with `nvsnap-gpu-suspend run -- COMMAND`"
+        "Start it with `nvsnap-gpu-suspend run -- COMMAND`{stopped}"
     )
 
 
@@ -304,6 +304,16 @@ class NotEnoughMemory(Refused):
 
     code = "not-enough-memory"
     template = "{need} bytes of memory are needed, {available} are available within {limit}; {way_out}"
+
+
+class RingTooSmall(Refused):
+    """Less host memory was named than pieces can go through."""
+
+    code = "ring-too-small"
+    template = (
+        "--ring {ring}: {count} process(es) need {least} bytes at least, {places} pieces of {size} bytes each; "
+        "give --ring {option} or more, or leave it out"
+    )
 
 
 class TooFewDescriptors(Refused):

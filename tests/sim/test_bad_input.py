@@ -392,6 +392,12 @@ def test_unshimmed_process_that_may_share(start_worker: Start, tool: Tool) -> No
     first, second = start_worker(0, shim=False), start_worker(0, shim=False)
     answer = tool.suspend(first.pid, options=("--allow-unshimmed",))
     refused(answer, "may-share", first.pid, second.pid)
+    second.halt()
+    answer = tool.suspend(first.pid, options=("--allow-unshimmed",))
+    refused(answer, "may-share", f"pid {second.pid} is stopped by a signal and cannot be asked", f"-CONT {second.pid}")
+    second.kill()
+    tool.suspend(first.pid, options=("--allow-unshimmed",)).expect(0)
+    tool.resume(first.pid).expect(0)
 
 
 def test_a_part_of_a_gpu_and_mps(start_worker: Start, tool: Tool, tmp_path: Path) -> None:
@@ -461,6 +467,32 @@ def test_driver_too_old(start_worker: Start, tool: Tool, machine: Setting) -> No
             preflight.check_driver_version(version, simulated=False)
         assert "570" in str(caught.value)
     preflight.check_driver_version("570.86.10", simulated=False)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["status", "--state-dir", ""], ["suspend", "1", "--trace", ""], ["suspend", "1", "--store", ""],
+        ["suspend", "1", "--store", "x", "--ckpt-dir", ""], ["resume", "1", "--cache", ""],
+        ["resume", "1", "--gpu-map", ""], ["gpus", ""], ["store", "ls", ""], ["store", "rm", "x", ""],
+        ["store", "fsck", "x", "--repair-from", ""], ["cache-gc", "", "1"], ["cache-prefetch", "x", "y", ""],
+        ["store", "forget", "x", "y", "--state-dir", ""],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_path_that_is_empty(tool: Tool, words: list[str]) -> None:
+    """As an unset variable of a script leaves it: malformed, never the default or the current directory."""
+    refused(tool.run(*words), "usage", exit_code=2)
+
+
+def test_a_variable_that_is_empty(tool: Tool) -> None:
+    """It means the default, as one that is not set."""
+    env = {"NVSNAP_GPU_SUSPEND_STATE_DIR": "", "NVSNAP_GPU_SUSPEND_DRIVER": ""}
+    words = "import click, sys; from gpususpend.cli import options\n" \
+        "@options.common_options\ndef shown(common): print(common.state_dir, common.simulated)\n" \
+        "click.command()(shown)([])"
+    done = subprocess.run([sys.executable, "-c", words], env=tool.environ() | env, capture_output=True, text=True)
+    assert done.stdout.split() == ["None", "False"], done
 
 
 def test_every_command_has_help_with_an_example(tool: Tool) -> None:

@@ -15,7 +15,7 @@ from chunkstore import Store, fsck
 from tests.programs.setting import ROOT
 from tests.programs.tool import Answer, Tool
 from tests.sim.conftest import Pair, records, running
-from tests.sim.places import Places, mounted
+from tests.sim.places import CHUNK, Places, mounted
 
 pytestmark = [pytest.mark.machine(driver="sim"), pytest.mark.usefixtures("own_network")]
 
@@ -105,7 +105,7 @@ def test_places_of_another_kind(pair: Pair, places: Places, tool: Tool) -> None:
     before = lying(places)
     words = ("--depth", "pages", *named(places, "--cache", places.store))
     told = require_refused(places, tool.suspend(*pair.pids, options=words), "--cache")
-    assert "store.json" in told and not (places.store / "cache.json").exists()
+    assert "it is store" in told and not (places.store / "cache.json").exists()
     assert tool.run("cache-gc", places.store, 0).expect(3).json["reason"] == "not-a-store"
     tool.resume(*pair.pids).expect(0)
     tool.run("store", "rm", places.store, places.directory()).expect(0)
@@ -113,11 +113,87 @@ def test_places_of_another_kind(pair: Pair, places: Places, tool: Tool) -> None:
     words = named(places, "--cache", places.root / "cache")
     assert tool.suspend(*pair.pids, options=words).expect(3).json["reason"] == "wrong-store"
     for path in ("store/tmp", "store/chunks/ab", "store/roots/x"):
-        answer = tool.suspend(*pair.pids, options=named(places, "--ckpt-dir", places.root / path)).expect(3)
-        assert answer.json["reason"] == "not-a-store" and "belongs to store" in answer.json["error"]["message"]
+        told = require_unbegun(tool.suspend(*pair.pids, options=named(places, "--ckpt-dir", places.root / path)))
+        assert "belongs to store" in told
     shutil.rmtree(places.root / "other")
     shutil.rmtree(places.root / "cache")
     assert lying(places) == before and fsck.check(Store.open(places.store)).clean
+    running(tool)
+    pair.check()
+
+
+def require_unbegun(answer: Answer, reason: str = "not-a-store") -> str:
+    """Check that a suspend was refused before it was a group's, and before any step; return what was told."""
+    assert answer.expect(3).json["reason"] == reason and answer.json["groups"] == [], answer
+    return str(answer.json["error"]["message"])
+
+
+def test_places_that_lie_in_each_other(pair: Pair, places: Places, tool: Tool) -> None:
+    """One is another, or lies where a collection removes files or commands look for records: also of a new store."""
+    before = lying(places)
+    state, new = Path(tool.state_dir), places.root / "new"
+    one = {"--store": places.store, "--ckpt-dir": places.directory()}
+    bad: list[tuple[str, dict[str, Path]]] = [
+        ("is store", {**one, "--ckpt-dir": places.store}),
+        ("is store", {"--store": new, "--ckpt-dir": new}),
+        ("belongs to store", {"--store": new, "--ckpt-dir": new / "tmp"}),
+        ("is cache", {**one, "--cache": places.directory()}),
+        ("belongs to cache", {**one, "--cache": new, "--ckpt-dir": new / "chunks" / "x"}),
+        ("is store", {"--store": state, "--ckpt-dir": places.directory()}),
+        ("is cache", {**one, "--cache": state}),
+        ("lies in state directory", {**one, "--ckpt-dir": state}),
+        ("lies in state directory", {**one, "--ckpt-dir": state / "x"}),
+        ("lies in state directory", {"--store": state / "store", "--ckpt-dir": places.directory()}),
+        ("lies in state directory", {**one, "--cache": state / "cache"}),
+    ]
+    for why, given in bad:
+        words = [str(word) for option in given.items() for word in option]
+        told = require_unbegun(tool.suspend(*pair.pids, options=tuple(words)))
+        assert why in told and "; name a" in told and lying(places) == before, told
+    for name in ("chunks", "roots", "tmp"):
+        (places.store / name).chmod(0o700)
+        words = ("--depth", "pages", "--state-dir", str(places.store / name), *places.words())
+        assert "belongs to store" in require_unbegun(tool.suspend(*pair.pids, options=words))
+        (places.store / name / "journal.lock").unlink(missing_ok=True)
+    words = ("--depth", "pages", *named(places, "--cache", places.store / "tmp"))
+    assert "belongs to store" in require_refused(places, tool.suspend(*pair.pids, options=words), "--cache")
+    tool.resume(*pair.pids).expect(0)
+    answer = tool.run("store", "copy", places.store, places.directory(), new, places.store / "tmp" / "x").expect(3)
+    assert "belongs to store" in answer.json["error"]["message"]
+    running(tool)
+    pair.check()
+
+
+def test_a_directory_with_a_checkpoint(pair: Pair, places: Places, tool: Tool) -> None:
+    """It is refused before anything has begun, also for a store that is not there yet, which is not made then."""
+    places.suspend(*pair.pids, options=("--depth", "pages")).expect(0)
+    tool.resume(*pair.pids).expect(0)
+    before = lying(places)
+    for store in (places.store, places.root / "new"):
+        words = ("--store", str(store), "--ckpt-dir", str(places.directory()))
+        told = require_unbegun(tool.suspend(*pair.pids, options=words), "checkpoint-exists")
+        assert "name another directory" in told and lying(places) == before, told
+    running(tool)
+
+
+def test_a_place_that_fails_at_the_last_moment(pair: Pair, places: Places, tool: Tool) -> None:
+    """What nobody can tell before it is tried: the group's record was made, no step has begun, and none is shown."""
+    answer = tool.suspend(*pair.pids, options=tuple(named(places, "--ckpt-dir", places.root / "no" / "where")))
+    assert answer.expect(3).json["reason"] == "write-failed" and not records(tool)
+    assert [group["phases"] for group in answer.json["groups"]] == [[]], answer
+    running(tool)
+
+
+def test_a_ring_that_holds_too_little(pair: Pair, places: Places, tool: Tool) -> None:
+    """A suspend and a resume say what will do, and that does."""
+    least = 2 * 2 * CHUNK
+    for size in ("1KiB", "0", f"{least - 1}B"):
+        told = require_unbegun(places.suspend(*pair.pids, options=("--ring", size)), "ring-too-small")
+        assert f"give --ring {least >> 20}MiB or more" in told, told
+    places.suspend(*pair.pids, options=("--ring", f"{least >> 20}MiB")).expect(0)
+    answer = tool.resume(*pair.pids, options=("--ring", "1KiB")).expect(3)
+    assert answer.json["reason"] == "ring-too-small" and answer.json["groups"][0]["state"] == "suspended", answer
+    tool.resume(*pair.pids, options=("--ring", f"{least >> 20}MiB")).expect(0)
     running(tool)
     pair.check()
 

@@ -47,6 +47,7 @@ def test_a_refusal_takes_no_record_away(tmp_path: Path) -> None:
     path, good = tmp_path / "state", tmp_path / "good"
     for directory in (path, good):
         directory.mkdir(mode=0o700)
+    (path / "group-1a2b3c4d.json").touch()
     path.chmod(0o770)
     link, file, nowhere = tmp_path / "link", tmp_path / "file", tmp_path / "none" / "state"
     link.symlink_to(good)
@@ -58,6 +59,26 @@ def test_a_refusal_takes_no_record_away(tmp_path: Path) -> None:
         message = str(caught.value)
         assert way_out in message and "--state-dir" in message and "remove" not in message, message
         assert ("record of a suspended group" in message) == (place in (path, link)), message
+
+
+@pytest.mark.parametrize("inside", ["", "passwd", "groups.txt"])
+def test_nobody_is_told_to_change_a_directory_that_is_not_ours(tmp_path: Path, inside: str) -> None:
+    """Such as /etc: another one is to be named.  One of ours, by what lies in it, may hold a record."""
+    path = tmp_path / "etc"
+    path.mkdir(mode=0o755)
+    if inside:
+        (path / inside).touch()
+    for owner in {os.geteuid(), 12345 if os.geteuid() == 0 else os.geteuid()}:
+        os.chown(path, owner, -1)
+        with pytest.raises(errors.UnsafeStateDir) as caught:
+            StateDir.open(str(path))
+        message = str(caught.value)
+        assert "chmod" not in message and "record" not in message and "run as" not in message, message
+        assert "Name another one with --state-dir" in message, message
+    os.chown(path, os.geteuid(), -1)
+    (path / "journal.lock").touch()
+    with pytest.raises(errors.UnsafeStateDir, match=f"record of a suspended group: .*chmod 700 {path}"):
+        StateDir.open(str(path))
 
 
 def test_B15_symlinked_directory_is_refused(tmp_path: Path) -> None:
@@ -93,6 +114,7 @@ def test_B15_foreign_owner_is_refused(tmp_path: Path) -> None:
         pytest.skip("needs root to give a directory away")
     path = tmp_path / "state"
     path.mkdir(mode=0o700)
+    (path / "holder-1-2.json").touch()
     os.chown(path, 12345, 12345)
     with pytest.raises(errors.UnsafeStateDir, match="user 12345, not to 0. It may hold .* run as that user"):
         StateDir.open(str(path))

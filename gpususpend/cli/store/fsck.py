@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpususpend.cli import storing
+from gpususpend.cli import options, storing
 
 if TYPE_CHECKING:
     from chunkstore.fsck import Checked
@@ -18,8 +18,9 @@ STATE = "the check is not complete; what was repaired is repaired"
 @click.command("fsck", short_help="Read and check everything in a store.")
 @storing.store_argument
 @click.option(
-    "--repair-from", metavar="STORE2", type=click.Path(), help="Take what is damaged or missing from this store."
-)
+    "--repair-from", metavar="STORE2", type=click.Path(), callback=options.reachable,
+    help="Take what is damaged or missing from this store.",
+)  # fmt: skip
 @storing.threads_option
 @storing.store_options
 def command(store_path: str, repair_from: str | None, threads: int, common: storing.Common) -> None:
