@@ -24,6 +24,10 @@ SCHEMA = 1
 _PREFIX, _SUFFIX = "group-", ".json"
 
 
+class OtherSchema(ValueError):
+    """A record of another version."""
+
+
 class Stage(str, Enum):
     """How far a group is.  Between two stages the record's `step` names the step begun last."""
 
@@ -158,7 +162,7 @@ def decode(content: bytes) -> Record:
     try:
         data = json.loads(content)
         if data["schema"] != SCHEMA:
-            raise ValueError(f"schema {data['schema']}, not {SCHEMA}")
+            raise OtherSchema(f"schema {data['schema']}, not {SCHEMA}")
         data["members"] = [_build(Member, {**item, "kind": Kind(item["kind"])}) for item in data["members"]]
         for member in data["members"]:
             int(member.nonce or "0", 16)
@@ -169,6 +173,16 @@ def decode(content: bytes) -> Record:
         return _build(Record, data)
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"damaged record: {error!r}") from None
+
+
+def _way_out(damage: ValueError) -> str:
+    """Return what is to be done about a record that cannot be read, which would be warned of for ever."""
+    if isinstance(damage, OtherSchema):
+        return "it is of another version of gpushare: use that one for its group"
+    return (
+        "resume the processes of its group by their pids (`status` lists those under the shim); once none of them is "
+        "suspended any more, delete that file"
+    )
 
 
 def new_id() -> str:
@@ -192,7 +206,7 @@ class Journal:
                 try:
                     found.append(self.read(group))
                 except ValueError as damage:
-                    self._warn(f"{self.path(group)} is passed over: {damage}")
+                    self._warn(f"{self.path(group)} is passed over: {damage}; {_way_out(damage)}")
         return sorted(found, key=lambda record: (record.created, record.id))
 
     def _ids(self) -> list[str]:

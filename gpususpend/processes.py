@@ -219,25 +219,39 @@ def tracer(pid: int, proc: str = PROC) -> int:
     return 0
 
 
-def stopped_by(pid: int, proc: str = PROC) -> str:
+def stopped_by(pid: int, proc: str = PROC, each_thread: bool = False) -> str:
     """Return what keeps a process from answering, nothing if it can answer: a signal, or a tracer or cgroup by name.
 
     A holder's stops do not count: it lets the shim's threads run, and a process without a shim has nothing to answer.
+    `each_thread` finds a debugger, too, that has stopped the shim's thread and not the first one.
     """
     try:
         first = _stat(pid, proc)[1]  # the cheap look, since all threads are stopped together
-        for tid in (threads_named(pid, [CONTROL_THREAD], proc) or [pid]) if first in "TtZX" else []:
+        look = each_thread or first in "TtZX"
+        for tid in (threads_named(pid, [CONTROL_THREAD], proc) or [pid]) if look else []:
             state = _stat(pid, proc, tid)[1]
             if state == "T":
                 return "by a signal"
             if state == "t" and tid != pid:
-                return f"by its tracer, pid {tracer(pid, proc)}"
+                return f"by its tracer, {_tracer_named(pid, tid, proc)}"
         # A frozen thread looks as if it slept, or as if it were stopped if it was.
         if first != "R" and (group := cgroup.frozen_by(pid)):
             return f"by the freezer of cgroup {group}"
     except (OSError, ValueError, IndexError, errors.ProcessGone):
         pass  # it has ended
     return ""
+
+
+def _tracer_named(pid: int, tid: int, proc: str) -> str:
+    """Return who traces a thread, by pid and name; one outside of this pid namespace has none here."""
+    with open(f"{proc}/{pid}/task/{tid}/status", encoding="utf-8", errors="replace") as file:
+        found = re.search(r"^TracerPid:\t(\d+)$", file.read(), re.M)
+    keeper = int(found[1]) if found else 0
+    if not keeper:
+        return "which is not shown here"
+    with contextlib.suppress(errors.Refused, OSError):
+        return f"pid {keeper} ({read_process(keeper, proc).comm})"
+    return f"pid {keeper}"
 
 
 def lock_holder(inode: int, proc: str = PROC) -> int:

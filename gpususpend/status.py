@@ -32,7 +32,8 @@ def status_targets(context: Context, targets: Targets, report: Report) -> None:
     for process in _loose(context, targets, grouped, others):
         by = processes.stopped_by(process.pid)
         if by and process.pid not in targets.pids and control.listens(process):
-            context.warn(f"pid {process.pid} is passed over: it is stopped {by}, and cannot answer")
+            advice = errors.let_run(process.pid)
+            context.warn(f"pid {process.pid} is passed over: it is stopped {by}, and cannot answer; {advice}")
             continue
         try:
             found = discover.examine(process)
@@ -167,10 +168,20 @@ def _taken(context: Context, record: Record) -> errors.Refused | None:
 
 
 def _mute(ranks: list[RankReport]) -> str:
-    """Return why shims have not answered: whether they are suspended is not known."""
-    stops = {rank.pid: processes.stopped_by(rank.pid) for rank in ranks if rank.state == MUTE}
+    """Return why shims have not answered: whether they are suspended is not known.
+
+    And which processes without one somebody keeps stopped besides: the driver would wait for them.
+    """
     late = f"did not answer within {LIMITS.status_s:g} s: it may be busy"
-    return "; ".join(f"pid {pid} {f'is stopped {by}' if by else late}" for pid, by in stops.items())
+    told = []
+    for rank in ranks:
+        if rank.state == MUTE or (rank.kind == Kind.UNSHIMMED.value and rank.state not in GONE):
+            by = processes.stopped_by(rank.pid, each_thread=True)
+            if by:
+                told.append(f"pid {rank.pid} is stopped {by}; {errors.let_run(rank.pid)}")
+            elif rank.state == MUTE:
+                told.append(f"pid {rank.pid} {late}")
+    return "; ".join(told)
 
 
 def _joined(*parts: str) -> str:

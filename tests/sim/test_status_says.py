@@ -13,6 +13,8 @@ import pytest
 
 from chunkstore import format
 from gpususpend import errors, processes, status
+from gpususpend.deadline import Deadline
+from gpususpend.holder import Holder, HoldTarget
 from gpususpend.journal import Kind, Member, Stage
 from tests.programs.setting import Setting
 from tests.programs.tool import Answer, Tool
@@ -246,8 +248,62 @@ def test_a_shim_that_does_not_answer(pair: Pair, tool: Tool, suspended: bool) ->
     else:
         assert states == {pair.first.pid: "running"}, states
         assert f"pid {pair.second.pid} is passed over: it is stopped by a signal" in answer.stderr, answer
+    assert f"let it run (kill -CONT {pair.second.pid}" in (group["note"] if suspended else answer.stderr), answer
     pair.second.go_on()
     tool.resume(*pair.pids).expect(0)
+    running(tool)
+    pair.check()
+
+
+def test_a_debugger_that_stops_the_shims_thread_alone(pair: Pair, tool: Tool, tmp_path: Path) -> None:
+    """Its name is told: the other threads look as if nothing were."""
+    tmp_path.chmod(0o700)
+    pid = pair.second.pid
+    others = frozenset(map(int, os.listdir(f"/proc/{pid}/task"))) - set(
+        processes.threads_named(pid, [processes.CONTROL_THREAD])
+    )
+    tool.suspend(*pair.pids, options=("--depth", "pages")).expect(0)
+    with Holder.start(tmp_path, keep_names=()) as debugger:
+        debugger.stop([HoldTarget(pid, others)], Deadline(60))
+        note = shown(tool)["note"]
+        by = f"by its tracer, pid {debugger.pid} (gpushare-holder)"
+        assert f"pid {pid} is stopped {by}; let it run (kill -CONT {pid}, end the debugger" in note, note
+    tool.resume(*pair.pids).expect(0)
+    running(tool)
+    pair.check()
+
+
+def test_a_process_without_a_shim_that_is_stopped(start_worker: Start, tool: Tool) -> None:
+    """Nobody asks it anything, and the driver would wait for it."""
+    bare = start_worker(0, shim=False)
+    bare.alloc(MIB)
+    tool.suspend(bare.pid, options=("--allow-unshimmed",)).expect(0)
+    assert tool.run("status").expect(0).json["groups"][0]["note"] == ""  # the holder's stop is none
+    tool.run("stop", bare.pid).expect(0)
+    bare.halt()
+    note = shown(tool)["note"]
+    assert f"pid {bare.pid} is stopped by a signal; let it run (kill -CONT {bare.pid}" in note, note
+    bare.go_on()
+    tool.resume(bare.pid).expect(0)
+
+
+@pytest.mark.parametrize("damage", ["cut off", "of another version"])
+def test_a_record_that_cannot_be_read(pair: Pair, tool: Tool, damage: str) -> None:
+    """The file is named, with what is to be done first and when it may be deleted; then nothing is warned of."""
+    tool.suspend(*pair.pids).expect(0)
+    path, text = record(tool)
+    put_back(path, text[:-40] if damage == "cut off" else text.replace('"schema": 1', '"schema": 99'))
+    [warning] = [one for one in tool.run("status").expect(0).json["warnings"] if path.name in one]
+    assert ("delete that file" in warning) == (damage == "cut off"), warning
+    assert ("of another version" in warning) == (damage != "cut off"), warning
+    if damage == "cut off":
+        assert "resume the processes of its group by their pids" in warning, warning
+        tool.resume(*pair.pids).expect(0)
+    else:
+        put_back(path, text)
+        tool.resume(*pair.pids).expect(0)
+    path.unlink(missing_ok=True)
+    assert tool.run("status").expect(0).json["warnings"] == []
     running(tool)
     pair.check()
 
