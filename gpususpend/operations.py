@@ -36,7 +36,8 @@ def suspend_targets(
         if not found:
             _nothing_left(context, report)
             return
-    _suspend_found(context, found, allow_unshimmed, manner, report, expected)
+    with _named("the group to be suspended", [one.pid for one in found]):
+        _suspend_found(context, found, allow_unshimmed, manner, report, expected)
 
 
 def _suspend_found(
@@ -277,13 +278,33 @@ def _each_group(
     failures: list[Exception] = []
     for record in records:
         try:
-            _one_group(context, record, report, work)
+            with _named(f"group {record.id}", record.pids):
+                _one_group(context, record, report, work)
         except Exception as error:  # also one that nobody foresaw: the other groups have nothing to do with it
             failures.append(error)
     for other in failures[1:]:
         context.warn(str(other) or type(other).__name__)
     _raise_first(failures)
     return left
+
+
+class GroupFailed(Exception):
+    """What nobody foresaw, with the group that it befell."""
+
+
+@contextlib.contextmanager
+def _named(what: str, pids: Sequence[int]) -> Iterator[None]:
+    """Put the group and its processes into an error that nobody foresaw."""
+    try:
+        yield
+    except errors.GpushareError:
+        raise
+    except Exception as error:
+        group = f"{what} (pid {', '.join(map(str, pids))})"
+        if isinstance(error, OSError):
+            told = OSError(error.errno, f"{group}: {error.strerror or error}", error.filename)
+            raise told.with_traceback(error.__traceback__) from error
+        raise GroupFailed(f"{group}: {type(error).__name__}: {error}") from error
 
 
 def _raise_first(failures: Sequence[Exception]) -> None:

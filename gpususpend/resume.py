@@ -110,7 +110,10 @@ def some_lost(session: Session) -> errors.Lost:
 
 
 def bring_back_survivors(session: Session, gpu_pairs: GpuPairs = ()) -> None:
-    """Bring back the group; where a process dies meanwhile, or cannot run without one that did, the others."""
+    """Bring back the group; where a process dies meanwhile, or cannot run without one that did, the others.
+
+    Where somebody ends the driver process in a call, another one goes on once from where the processes are.
+    """
     back = False
     while session.group.members and not back:
         try:
@@ -118,6 +121,13 @@ def bring_back_survivors(session: Session, gpu_pairs: GpuPairs = ()) -> None:
                 back = bring_back_or_leave(session, gpu_pairs)
         except errors.RankDied as death:
             session.lose(death)
+        except CallsPending as cut:
+            if not cut.facts["driver_ended"] or session.went_on:
+                raise
+            session.went_on = True
+            session.context.warn(f"{cut}. Another driver process went on from there")
+            left = [call for call in session.record.calls if call.driver_pid != cut.facts["driver_pid"]]
+            session.note(calls=left)
 
 
 def bring_back_or_leave(session: Session, gpu_pairs: GpuPairs) -> bool:

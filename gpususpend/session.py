@@ -123,6 +123,7 @@ class Session:
         self.turning_back = True
         self.changed = False
         self.driver_used = False
+        self.went_on = False  # with another driver process, after the first was ended in a call of the way back
         self.stored: StoredMemory | None = None  # the way of the memory to a store and back, if it is kept in one
         self.watch = processes.Watch(group.processes)
         self._driver: DriverProcess | None = None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from gpususpend import processes
 from tests.programs.setting import Setting
 from tests.programs.tool import Answer, Tool
-from tests.sim.conftest import MIB, Pair, Start, records, running, stopped_threads
+from tests.sim.conftest import MIB, Pair, Run, Start, end_process, records, running, stopped_threads
 from tests.unit.fake_shim import sleeper
 
 pytestmark = [pytest.mark.machine(driver="sim"), pytest.mark.usefixtures("own_network")]
@@ -84,7 +85,9 @@ def test_in_a_suspend(pair: Pair, tool: Tool, machine: Setting) -> None:
 
 @pytest.mark.parametrize("call", ["Lock", "Checkpoint", "Restore", "Unlock"])
 def test_in_a_call_that_changes_something(pair: Pair, tool: Tool, machine: Setting, call: str) -> None:
-    """A suspend turns back; what became of a resume nobody knows: exit 7, and recover goes on from where it is."""
+    """A suspend turns back.  A resume goes on once with another driver process; when that is killed as well, nobody
+    knows what became of it: exit 7, and recover goes on from where it is.
+    """
     up = call in ("Restore", "Unlock")
     if up:
         tool.suspend(*pair.pids).expect(0)
@@ -96,6 +99,25 @@ def test_in_a_call_that_changes_something(pair: Pair, tool: Tool, machine: Setti
     machine.inject("")
     if up:
         assert "was cut off by the end of driver process" in error["message"], answer
+        [warning] = [one for one in answer.json["warnings"] if "Another driver process went on" in one]
+        assert f"driver process {error['facts']['driver_pid']} has ended" not in warning, answer
         tool.run("recover", "--driver", "sim", "--to", "running").expect(0)
+    running(tool)
+    pair.check()
+
+
+@pytest.mark.parametrize("call", ["Restore", "Unlock"])
+def test_another_one_goes_on(pair: Pair, tool: Tool, machine: Setting, background: Run, call: str) -> None:
+    """Killed once in a call of the way up: the resume itself brings everything back, and says so."""
+    tool.suspend(*pair.pids).expect(0)
+    machine.inject(f"cuCheckpointProcess{call} 1 hold")
+    command = background("resume", *pair.pids)
+    machine.wait_until_held()
+    below = processes.descendants([command.process.pid], processes.all_processes())
+    [driver] = [one for one in below if one.comm == "gpushare-driver"]
+    end_process(driver.pid)
+    machine.inject("")  # not before: the call would return
+    answer = command.end().expect(0)
+    assert any(f"driver process {driver.pid} has ended. Another" in one for one in answer.json["warnings"]), answer
     running(tool)
     pair.check()

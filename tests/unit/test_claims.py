@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gpususpend import claims, errors, operations, origin, processes
+from gpususpend import claims, discover, errors, operations, origin, processes
 from gpususpend.discover import Targets
+from gpususpend.journal import Depth, Manner
 from gpususpend.report import Report
 from gpususpend.session import Session
 from gpususpend.statedir import Locked, StateDir
@@ -92,3 +93,30 @@ def test_a_group_of_another_namespace_is_judged_once(tmp_path: Path, monkeypatch
             claims.named_records(one.context, Targets(everything=True))
             assert claims.elsewhere(one.context.journal.read(record.id)) == "pid"
         assert asked == record.pids
+
+
+@pytest.mark.parametrize("error", [ValueError("odd"), PermissionError(1, "denied"), errors.NoDriver(detail="none")])
+def test_what_nobody_foresaw_names_its_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """One of several groups, and what was to become one; an error of ours says itself what it is about."""
+
+    def fail(*arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr(operations, "_one_group", fail)
+    monkeypatch.setattr(operations, "_suspend_found", fail)
+    ours = isinstance(error, errors.GpushareError)
+    with scene(tmp_path) as one:
+        pids = ", ".join(map(str, one.pids))
+        records = [one.record, one.context.journal.write(replace(one.record, id="00000001"))]
+        monkeypatch.setattr(claims, "named_records", lambda context, targets: (records, []))
+        monkeypatch.setattr(claims, "unrecorded", lambda context, targets: (None, []))
+        with pytest.raises(type(error) if ours or isinstance(error, OSError) else operations.GroupFailed) as caught:
+            operations.resume_targets(one.context, Targets(everything=True), None, Report("resume"))
+        assert (f"group {one.record.id} (pid {pids}): " in str(caught.value)) != ours, caught.value
+        assert (f"group 00000001 (pid {pids}): " in one.context.warnings[0]) != ours, one.context.warnings
+        monkeypatch.setattr(discover, "examine_all", lambda targets, warn: [])
+        with pytest.raises(Exception, match="none" if ours else "the group to be suspended"):
+            manner = Manner(Depth.PROCESS)
+            operations.suspend_targets(one.context, Targets(pids=(1,)), False, manner, Report("suspend"))
