@@ -340,9 +340,11 @@ def _halfway(context: Context, targets: Targets) -> list[tuple[Found, bool]]:
             if one.hello is None:
                 continue
             status = Rank(one.member()).status(Deadline(context.limits.request_s))
-        except errors.Refused:
+        except errors.Refused as refusal:
             if inner_pid in targets.pids:
                 raise
+            if isinstance(refusal, errors.SystemCall):  # nobody knows whether it is to be brought back
+                context.warn(str(refusal))
             continue
         except errors.StepFailed as failure:
             if inner_pid in targets.pids:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from gpususpend import control, errors, processes
+from gpususpend import control, errors, processes, system
 from gpususpend.control import ControlClient, Reply, ShimRefused
 from gpususpend.deadline import Deadline
 from gpususpend.defaults import LIMITS
@@ -144,6 +144,8 @@ def examine(process: Process, named: bool = False, tree: bool = False) -> Found:
     except (OSError, ValueError, ShimRefused) as error:
         if not processes.is_same(process):
             raise errors.ProcessGone(pid=process.pid) from None
+        if isinstance(error, OSError) and system.denied(error):
+            raise system.unasked(process.pid, error) from None
         raise errors.NoAnswer(pid=process.pid, detail=str(error)) from None
     if found.hello is None:
         try:

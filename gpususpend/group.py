@@ -185,7 +185,8 @@ def still_there(member: Member) -> Member | None:
     A process restored from a dump keeps pid and nonce and gets a new start time; then the shim's answer decides.
     One without a shim has nothing to tell it by but its place in the group: see `still_there_without_shim`.
 
-    Raises LookFailed or NoAnswer where something listens that does not answer: that is no death.
+    Raises LookFailed or NoAnswer where something listens that does not answer, and SystemCall where the system denies
+    asking: that is no death.
     """
     if processes.is_same(member.process):
         return None if other_program(member) else member
@@ -201,7 +202,9 @@ def still_there(member: Member) -> Member | None:
         raise errors.LookFailed(cause=cause) from None
     except TimeoutError:
         raise errors.NoAnswer(pid=member.pid, detail=f"no answer within {LIMITS.connect_s:g} s") from None
-    except (errors.GpushareError, OSError, ValueError, ShimRefused):
+    except (errors.GpushareError, OSError, ValueError, ShimRefused) as error:
+        if isinstance(error, OSError) and system.denied(error):
+            raise system.unasked(member.pid, error) from None
         return None
     return replace(member, start_time=now.start_time, uid=now.uid) if nonce == member.nonce else None
 

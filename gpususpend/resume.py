@@ -77,9 +77,15 @@ def told(session: Session) -> Iterator[None]:
         refused = isinstance(cause, errors.Refused) and not session.changed
         end = cause if refused else outcome(session, cause)
         if end is not None:
-            if not refused or session.record.stage is not Stage.SUSPENDED:  # then all is as it was, the record, too
+            if not refused or not is_whole(session):  # else all is as it was, the record, too
                 session.note(error=str(end))
             raise end from (failure.__cause__ if refused else failure)
+
+
+def is_whole(session: Session) -> bool:
+    """Tell whether the group is suspended as it was left: no earlier command was cut off, and no holder has gone."""
+    record = session.record
+    return record.stage is Stage.SUSPENDED and (not record.frozen or bool(session.keepers))
 
 
 def as_cause(session: Session, failure: Exception) -> errors.GpushareError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from gpususpend import claims, control, discover, errors, origin, phases, processes
+from gpususpend import claims, control, discover, errors, origin, phases, processes, system
 from gpususpend.control import Reply
 from gpususpend.deadline import Deadline
 from gpususpend.defaults import LIMITS
@@ -20,7 +20,7 @@ from gpususpend.session import Context
 
 ENDED = "ended"
 GONE = (ENDED, "dead")
-MUTE = "no answer"
+MUTE, DENIED = "no answer", "denied"
 
 
 def status_targets(context: Context, targets: Targets, report: Report) -> None:
@@ -67,7 +67,13 @@ def _at_work(busy: errors.Busy) -> str:
 
 def _loose(context: Context, targets: Targets, grouped: set[int], others: list[int]) -> list[processes.Process]:
     if targets.everything:
-        return [one.process for one in discover.select(targets, context.warn) if one.pid not in grouped]
+        try:
+            return [one.process for one in discover.select(targets, context.warn) if one.pid not in grouped]
+        except OSError as error:
+            if not (grouped and system.denied(error)):
+                raise
+            context.warn(f"processes in no group are not shown: {error.strerror}")
+            return []
     found = []
     for pid in others:
         with contextlib.suppress(errors.NoSuchProcess):  # it has ended since it was found
@@ -121,7 +127,10 @@ def _note(record: Record, state: str, ranks: list[RankReport], held: bool) -> st
     if record.stage is not Stage.SUSPENDED:
         return str(claims.needs_recover(record))
     said = f"the last command said: {record.error}" if record.error else ""
-    return _joined(_suspended(record, held), _dead(ranks), said)
+    again = ""
+    if record.frozen and not held:
+        again = ("see to that, then " if said else "") + errors.run_recover(record.pids[0])
+    return _joined(_suspended(record, held), _dead(ranks), said, again)
 
 
 def _dead(ranks: list[RankReport]) -> str:
@@ -134,7 +143,7 @@ def _suspended(record: Record, held: bool) -> str:
     if record.depth is Depth.PAGES:
         return "the memory is away, contexts stay on the GPUs; threads run until they come to a gate"
     if record.frozen and not held:
-        return f"the holder is gone: threads run, the gates hold; {errors.run_recover(record.pids[0])}"
+        return "the holder is gone: threads run, the gates hold"
     return "" if record.frozen else "stopped: no holder, ready for a dump; resume brings it back"
 
 
@@ -181,6 +190,8 @@ def _mute(ranks: list[RankReport]) -> str:
                 told.append(f"pid {rank.pid} is stopped {by}; {errors.let_run(rank.pid)}")
             elif rank.state == MUTE:
                 told.append(f"pid {rank.pid} {late}")
+        if rank.state == DENIED:
+            told.append(f"pid {rank.pid} cannot be asked: a seccomp filter or a security module denies that")
     return "; ".join(told)
 
 
@@ -203,9 +214,11 @@ def _look(members: list[Member], stage: Stage | None = None) -> list[RankReport]
     deadline = Deadline(LIMITS.status_s)
     slots = phases.parallel(shimmed, lambda rank: _ask(rank, deadline))
     answers = {slot.rank.pid: slot.values[0] if slot.values else None for slot in slots}
+    denied = {slot.rank.pid for slot in slots if isinstance(slot.error, errors.SystemCall)}
     for rank in shimmed:
         rank.client.close()
-    return [_row(member, answers.get(member.pid), stage) for member in members]
+    silent = {member.pid: DENIED if member.pid in denied else MUTE for member in members}
+    return [_row(member, answers.get(member.pid), stage, silent[member.pid]) for member in members]
 
 
 def _ask(rank: Rank, deadline: Deadline) -> Reply | None:
@@ -216,7 +229,7 @@ def _ask(rank: Rank, deadline: Deadline) -> Reply | None:
     return rank.status(deadline)
 
 
-def _row(member: Member, reply: Reply | None, stage: Stage | None) -> RankReport:
+def _row(member: Member, reply: Reply | None, stage: Stage | None, silent: str) -> RankReport:
     row = RankReport(
         member.pid, member.inner_pid, member.comm, member.kind.value, "unknown",
         bytes=member.arena_bytes, host_bytes=member.host_bytes,
@@ -231,7 +244,7 @@ def _row(member: Member, reply: Reply | None, stage: Stage | None) -> RankReport
     elif _is_gone(member):
         row.state = "ended" if member.kind is Kind.PLAIN else "dead"
     elif member.kind is Kind.SHIMMED:
-        row.phase = row.state = MUTE
+        row.phase = row.state = silent
     else:
         row.state = "suspended" if stage is Stage.SUSPENDED else "running"
     return row

@@ -144,6 +144,11 @@ def refusal(error: OSError, state: str = "") -> errors.SystemCall:
     return errors.SystemCall(detail=detail, state=state, way_out=way_out, errno=errno.errorcode.get(error.errno or 0))
 
 
+def unasked(pid: int, error: OSError) -> errors.SystemCall:
+    """Return the refusal of a process whose shim the system does not let this command ask."""
+    return refusal(OSError(error.errno, f"pid {pid}: its shim cannot be asked: {error.strerror}"), NOTHING_CHANGED)
+
+
 def _place(error: OSError) -> str:
     """Return where an error was raised, nothing for one that names its call."""
     trace = error.__traceback__

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.programs.tool import Answer, Tool
@@ -88,6 +90,11 @@ def test_threads_that_may_not_be_stopped_anew(pair: Pair, tool: Tool) -> None:
     end_process(holder)
     answer = tool.run("recover", "--driver", "sim", *pair.pids, without="ptrace").expect(3)
     assert answer.json["reason"] == "cannot-trace" and records(tool)[0]["stage"] == "suspended", answer
+    [group] = tool.run("status").expect(0).json["groups"]
+    assert f"the last command said: {answer.json['error']['message']}; see to that, then run" in group["note"], group
+    tool.run("recover", "--driver", "sim", *pair.pids).expect(0)
+    [group] = tool.run("status").expect(0).json["groups"]
+    assert group["note"] == "" and group["holder"], group
     tool.resume(*pair.pids).expect(0)
     pair.check()
 
@@ -155,4 +162,21 @@ def test_a_process_that_may_not_be_looked_into(pair: Pair, tool: Tool) -> None:
             assert "is not under the shim" in message and "CAP_SYS_PTRACE" in message, message
     message = tool.run("status", pair.first.pid, prefix=fewer).expect(3).json["error"]["message"]
     assert "not under the shim" not in message and "CAP_SYS_PTRACE" in message, message
+    pair.check()
+
+
+def test_a_shim_that_may_not_be_asked(pair: Pair, tool: Tool) -> None:
+    """It is the system that denies it, not the shim that does not answer; nobody is taken for dead."""
+    refused(tool.suspend(*pair.pids, without="connect"), "connect")
+    tool.suspend(*pair.pids).expect(0)
+    [group] = tool.run("status", without="connect").expect(0).json["groups"]
+    assert {rank["state"] for rank in group["ranks"]} == {"denied"} and group["state"] == "suspended", group
+    assert f"pid {pair.first.pid} cannot be asked: a seccomp filter" in group["note"], group
+    for path in Path(tool.state_dir).glob("group-*"):
+        path.unlink()
+    answer = tool.resume(*pair.pids, without="connect").expect(3)
+    assert answer.json["reason"] == "system-call", answer
+    assert "its shim cannot be asked: connect is answered with" in answer.json["error"]["message"], answer
+    tool.resume(*pair.pids).expect(0)
+    running(tool)
     pair.check()
