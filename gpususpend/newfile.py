@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import stat
 
 from gpususpend import errors
@@ -25,7 +24,7 @@ class NewFile:
             raise errors.BadFile(path="''", detail="the name is empty")
         self._path = os.path.abspath(path)
         folder, name = os.path.split(self._path)
-        self._temporary = os.path.join(folder, f".{name}.{secrets.token_hex(8)}")
+        self._temporary = os.path.join(folder, f".{name}.{os.urandom(8).hex()}")
         try:
             _check_replaceable(self._path)
             self._fd = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)

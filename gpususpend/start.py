@@ -5,6 +5,7 @@ Owns the signal handlers until `interrupt.Interrupts` takes over.  Loads nothing
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import signal
@@ -50,9 +51,13 @@ def main(arguments: list[str] | None = None) -> None:
             signal.signal(number, raise_early)
     open_streams()
     words = sys.argv[1:] if arguments is None else arguments
+    # What is loaded stays: to look for garbage among it would take a while of the start.
+    gc.disable()
     try:
         from gpususpend import cli
 
+        gc.freeze()
+        gc.enable()
         cli.main(words)
     except EarlySignal as early:
         from gpususpend import errors

@@ -11,7 +11,6 @@ import contextlib
 import errno
 import os
 import re
-import secrets
 import stat
 from collections.abc import Iterator
 
@@ -100,7 +99,7 @@ class StateDir:
             raise errors.StateNotWritten(path=f"{self.path}/{name}", detail=error.strerror, way_out=way_out) from None
 
     def _replace(self, name: str, content: bytes) -> None:
-        temporary = f"{name}.{secrets.token_hex(8)}.tmp"
+        temporary = f"{name}.{os.urandom(8).hex()}.tmp"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(temporary, flags, 0o600, dir_fd=self.fd)
         try:

@@ -225,6 +225,15 @@ def test_the_supervisor_loads_no_driver() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.parametrize("module", ["driver_process", "holder_process"])
+def test_a_helper_loads_nothing_slow(module: str) -> None:
+    """It is started anew by every command; `secrets` alone, with all that hashes, was a tenth of it."""
+    slow = {"secrets", "hashlib", "click", "numpy", "rich"}
+    code = f"import sys, gpususpend.{module}; print({slow} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
 def test_b13_a_lock_that_fails_at_once_is_never_a_success(state_dir: Path, release: Path) -> None:
     with start(state_dir) as process:
         for _ in range(100):
