@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.preload import stub
-from tests.preload.inside import build_inside
+from tests.preload.inside import built_inside
 
 SHIM_VARIABLES = (
     "LD_PRELOAD", "LD_BIND_NOW", "GPUSHARE_LOG", "GPUSHARE_MULTICAST", "GPUSHARE_FABRIC", "NVSNAP_GPUSHARE_FABRIC"
@@ -50,7 +50,7 @@ def old_stub_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def inside(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The shim with a way in."""
-    return build_inside(tmp_path_factory.mktemp("inside"))
+    return built_inside(tmp_path_factory)
 
 
 @pytest.fixture

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shlex
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from shim import build
 
+NAME = "libnvsnap_gpushare.so"
 PREFIX = "__pyx_f_4shim_10interposer_"
 
 WAY_IN = r"""
@@ -55,19 +59,30 @@ EXPORT int inside_thread(char *seen) { return @start_thread(thread_of_ours, seen
 """
 
 
-def build_inside(folder: Path) -> Path:
-    """Build the library into `folder` and return its path."""
+def built_inside(factory: pytest.TempPathFactory) -> Path:
+    """Return the library, which is built once for all pytest workers: it takes one a third of a minute."""
+    base = factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder = shared / "inside"
+    with (shared / "inside.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            _build(fresh := factory.mktemp("inside"))
+            fresh.rename(folder)  # whole or not at all
+    return folder / NAME
+
+
+def _build(folder: Path) -> None:
     work = folder / "work"
     build.cythonize(work, allow_missing=True)
     script = work / "exports.map"
     script.write_text(script.read_text().replace("global:", "global:\n    inside_*;", 1))
     source = work / "inside.c"
     source.write_text(WAY_IN.replace("@", PREFIX))
-    out = folder / "libnvsnap_gpushare.so"
     compiler = shlex.split(os.environ.get("CC") or "gcc")
     subprocess.run(
         [*compiler, *build.COMPILE_FLAGS, *build.GENERATED_CODE, "-O1", "-DGS_DEBUG", f"-I{build.SOURCES}", f"-I{work}",
-         *build.python_headers(work), *build.LINK_FLAGS, f"-Wl,--version-script={script}", "-o", str(out), str(source)],
+         *build.python_headers(work), *build.LINK_FLAGS, f"-Wl,--version-script={script}", "-o", str(folder / NAME),
+         str(source)],
         check=True,
     )  # fmt: skip
-    return out

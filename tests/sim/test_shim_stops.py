@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.preload.inside import build_inside
+from tests.preload.inside import built_inside
 from tests.programs.client import Worker
 from tests.programs.setting import Setting
 from tests.sim.shim_control import GRANULE, PLACEHOLDER, Group, Refused
 
 
 @pytest.fixture
-def worker(machine: Setting, tmp_path: Path) -> Iterator[Worker]:
+def worker(machine: Setting, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     """A worker whose shim has a way in."""
-    with Worker(replace(machine, shim=build_inside(tmp_path)), stderr=tmp_path / "stderr") as one:
+    with Worker(replace(machine, shim=built_inside(tmp_path_factory)), stderr=tmp_path / "stderr") as one:
         one.start(0)
         yield one
 
