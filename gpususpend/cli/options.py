@@ -225,7 +225,7 @@ class Common:
                 limits_with(**(limits or {})), report.warnings, store or StoreOptions(),
             )  # fmt: skip
             for name, why in directory.odd().items():
-                context.warn(f"{path}/{name} is passed over: {why}")
+                context.warn(f"{path}/{name} is passed over: {why}; see who made it, and move it away")
             yield context
 
 

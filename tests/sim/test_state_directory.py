@@ -67,6 +67,7 @@ def test_odd_entries_stand_in_nobodys_way(pair: Pair, tool: Tool, tmp_path: Path
         answer = tool.run(*words, "--driver", "sim").expect(0)
         warned = sorted(Path(text.split()[0]).name for text in answer.json["warnings"] if "passed over" in text)
         assert warned == names, answer
+        assert all("move it away" in text for text in answer.json["warnings"] if "passed over" in text), answer
     assert target.read_text() == "precious"
     assert sorted(path.name for path in Path(tool.state_dir).iterdir() if path.name != "journal.lock") == names
     pair.check()
