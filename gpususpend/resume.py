@@ -267,12 +267,14 @@ def stored_in(session: Session) -> dict[int, str]:
 def attach_store(session: Session) -> None:
     """Find where the memory of the group is kept, and make sure that it can be had, before anything changes.
 
+    The checkpoint that is needed is told by its id: it and its store may have moved to where the command says.
+
     Raises OtherStore, NoStoreNamed or OtherCheckpoint for what the command names, StoreProblem for what lies there,
     NotEnoughMemory where the ring does not fit, SystemCall where it may not be made.
     """
     named, recorded = session.context.store.named, session.record.stored
     needed = stored_in(session)
-    if named is not None and (recorded is not None or not needed):
+    if named is not None and not needed:
         require_same(named, session.record)
     places = merged(named, recorded)
     if places is not None:
@@ -284,10 +286,19 @@ def attach_store(session: Session) -> None:
     if session.stored is None:
         pid = min(needed)
         raise errors.NoStoreNamed(pid=pid, needed=needed[pid])
-    session.stored.open(needed)
+    places = session.stored.places
+    moved = recorded is not None and places != replace(recorded, cache=places.cache)
+    try:
+        session.stored.open(needed)
+    except errors.StoreProblem as problem:
+        if moved:
+            raise other_store(session.record, places, f": {problem}") from problem
+        raise
     rings = session.stored.rings(session.stored.to_pass(needed))
     system.check_file_size(max(rings.values(), default=0))
     session.context.tools.check_memory([(os.getpid(), sum(rings.values()))])
+    if moved:
+        session.note(stored=places)
 
 
 def require_same(named: StorePlaces, record: Record) -> None:
@@ -295,17 +306,23 @@ def require_same(named: StorePlaces, record: Record) -> None:
     kept = record.stored or StorePlaces()
     told = [(one, other) for one, other in ((kept.store, named.store), (kept.directory, named.directory)) if other]
     if any(one != other for one, other in told):
-        where = f"store {kept.store}, checkpoint {kept.directory}" if record.stored else "host memory"
-        raise errors.OtherStore(
-            pid=record.pids[0], kept=where, named=f"store {named.store}, checkpoint {named.directory}"
-        )
+        raise other_store(record, named, "; name that, or nothing: it is known")
+
+
+def other_store(record: Record, named: StorePlaces, why: str) -> errors.OtherStore:
+    """Return the refusal of places where a group's memory is not kept."""
+    kept = record.stored
+    where = f"store {kept.store}, checkpoint {kept.directory}" if kept is not None else "host memory"
+    told = f"store {named.store}, checkpoint {named.directory}"
+    return errors.OtherStore(pid=record.pids[0], kept=where, named=told, why=why)
 
 
 def merged(named: StorePlaces | None, recorded: StorePlaces | None) -> StorePlaces | None:
-    """Return the places where memory is kept: the recorded ones, and a cache that the command names."""
+    """Return the places where memory is kept: the recorded ones, but for those that the command names."""
     if recorded is None:
         return named if named is not None and named.store else None
-    return replace(recorded, cache=named.cache) if named is not None and named.cache else recorded
+    told = {} if named is None else {name: path for name, path in vars(named).items() if path}
+    return replace(recorded, **told)
 
 
 def in_a_stop(session: Session, verb: str, **fields: Any) -> dict[int, Reply]:

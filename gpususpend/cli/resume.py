@@ -34,7 +34,7 @@ def command(
     Resuming a running group changes nothing and succeeds.
 
     Memory in a store is found by itself; nothing is written there.  `--cache` may name a cache that was filled since.
-    `--store` and `--ckpt-dir` are needed only where the state directory was lost.
+    `--store` and `--ckpt-dir` are needed only where these have moved, or the state directory was lost.
 
     \b
     Example:

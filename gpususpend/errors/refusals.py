@@ -445,7 +445,7 @@ class OtherStore(Refused):
     """A group's memory lies elsewhere than where the command was told."""
 
     code = "other-store"
-    template = "the memory of pid {pid} is kept in {kept}, not in {named}; name that, or nothing: it is known"
+    template = "the memory of pid {pid} is kept in {kept}, not in {named}{why}"
 
 
 class OtherCheckpoint(Refused):

@@ -175,11 +175,39 @@ def test_other_places_are_refused(pair: Pair, places: Places, tool: Tool) -> Non
     before = records(tool)
     assert places.suspend(*pair.pids).expect(0).json["already"] is True
     assert places.suspend(*pair.pids, name="two").expect(3).json["reason"] == "other-store"
-    assert tool.resume(*pair.pids, options=places.words("two")).expect(3).json["reason"] == "other-store"
     elsewhere = ("--store", str(places.root / "two"), "--ckpt-dir", str(places.directory()))
-    assert tool.resume(*pair.pids, options=elsewhere).expect(3).json["reason"] == "other-store"
+    for words in (places.words("two"), elsewhere):
+        refused = tool.resume(*pair.pids, options=words).expect(3).json
+        assert refused["reason"] == "other-store" and str(places.root / "two") in refused["error"]["message"], refused
     assert records(tool) == before
     tool.resume(*pair.pids, options=places.words()).expect(0)
+    pair.check()
+
+
+def test_places_that_have_moved(pair: Pair, places: Places, tool: Tool) -> None:
+    """The checkpoint's id decides: it is found where the command says, also by those that come after it."""
+    for name in ("one", "two"):
+        places.suspend(*pair.pids, name=name).expect(0)
+        if name == "one":
+            tool.resume(*pair.pids).expect(0)
+    away, link = places.root / "away", places.root / "link"
+    places.directory("two").rename(away)
+    link.symlink_to(places.store)
+    message = tool.resume(*pair.pids).expect(6).json["error"]["message"]
+    assert str(places.directory("two")) in message and "name the directory" in message, message
+    wrong = tool.resume(*pair.pids, options=places.words("one")).expect(3).json
+    assert wrong["reason"] == "other-checkpoint" and "--ckpt-dir" in wrong["error"]["message"], wrong
+    moved = ("--store", str(link), "--ckpt-dir", str(away))
+    (away / "manifest.json").rename(away / "kept")
+    tool.resume(*pair.pids, options=moved).expect(3)
+    (away / "kept").rename(away / "manifest.json")
+    chunks = places.store / "chunks"
+    chunks.rename(places.store / "gone")
+    tool.resume(*pair.pids, options=moved).expect(6)
+    (places.store / "gone").rename(chunks)
+    assert records(tool)[0]["stored"]["directory"] == str(away)
+    tool.resume(*pair.pids).expect(0)
+    running(tool)
     pair.check()
 
 
