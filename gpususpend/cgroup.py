@@ -13,7 +13,7 @@ import contextlib
 import functools
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -103,9 +103,14 @@ def group_limits(pid: int, root: Path = Path("/")) -> list[Limit]:
     return [limit for version, folder, name in groups for limit in _limits_of(version, folder, name)]
 
 
-def frozen_by(pid: int, root: Path = Path("/")) -> str:
-    """Return the name of the innermost cgroup that keeps a process frozen, "" if none does.  Raises ProcessGone."""
+def frozen_by(pid: int, root: Path = Path("/"), versions: Collection[int] = (1, 2)) -> str:
+    """Return the name of the innermost cgroup that keeps a process frozen, "" if none does.  Raises ProcessGone.
+
+    One of version 2 can be killed all the same, one of version 1 cannot.
+    """
     for version, folder, name in _groups(pid, root, "freezer"):
+        if version not in versions:
+            continue
         file, told = ("cgroup.events", "frozen 1") if version == 2 else ("freezer.state", "FROZEN")
         with contextlib.suppress(OSError):  # the top of version 2 has no such file
             if told in (folder / file).read_text().splitlines():

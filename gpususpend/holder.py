@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpususpend import errors, helpers, holder_process, origin, processes, system, tracing
+from gpususpend import cgroup, errors, helpers, holder_process, origin, processes, system, tracing
 from gpususpend.deadline import Deadline
 from gpususpend.defaults import LIMITS
 from gpususpend.helpers import Helper, HelperGone, HelperLate, Message
@@ -221,7 +221,9 @@ def end(
                 killed = True
                 system.send_signal(pidfd, signal.SIGKILL)
                 if not helpers.wait_ended(pidfd, Deadline(LIMITS.helper_kill_s)):
-                    raise errors.HolderFailed(step="holder: end", pid=record.pid, detail="it cannot be killed")
+                    by = processes.stopped_by(record.pid)
+                    detail = f"it is stopped {by} and cannot be killed: let it run" if by else "it cannot be killed"
+                    raise errors.HolderFailed(step="holder: end", pid=record.pid, detail=detail)
         except ProcessLookupError:
             pass
         finally:
@@ -234,12 +236,14 @@ def end(
 
 
 def check_end(record: HolderRecord) -> None:
-    """Raise OSError if `end` would be denied; the holder notices nothing."""
+    """Raise OSError if `end` would be denied, HolderFrozen if it would do nothing; the holder notices nothing."""
     pidfd = _open_holder(record)
     if pidfd is not None:
         try:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, errors.ProcessGone):
                 system.send_signal(pidfd, 0)
+                if group := cgroup.frozen_by(record.pid, versions=(1,)):
+                    raise errors.HolderFrozen(pid=record.pid, cgroup=group)
         finally:
             os.close(pidfd)
 

@@ -370,6 +370,17 @@ class Busy(Refused):
         return cls(pid=pid or None, who=who, **facts)
 
 
+class HolderFrozen(Refused):
+    """The holder of a group cannot be ended where it is."""
+
+    code = "holder-frozen"
+    next_action = "retry"
+    template = (
+        "the holder of the group, pid {pid}, is frozen by cgroup {cgroup}, where nothing can be ended: thaw that, "
+        "then try again; nothing was changed"
+    )
+
+
 class HeldElsewhere(Refused):
     """A holder that is in no record here keeps the process."""
 

@@ -250,6 +250,20 @@ def test_a_holder_that_is_frozen(pair: Pair, tool: Tool, background: Run) -> Non
     cycle(pair, tool)
 
 
+def test_a_holder_that_is_frozen_for_good(pair: Pair, tool: Tool) -> None:
+    """Version 1 lets nobody be killed: told before anything changes, with the cgroup, until that is thawed."""
+    holder = tool.suspend(*pair.pids).expect(0).json["groups"][0]["holder"]
+    with frozen(holder, 1) as group:
+        before = records(tool)
+        for words in (("resume",), ("stop",), ("recover", "--to", "running")):
+            driver = () if words == ("stop",) else ("--driver", "sim")
+            answer = tool.run(*words, *driver, *pair.pids, deadline_s=SOON_S).expect(3)
+            assert answer.json["reason"] == "holder-frozen" and group in answer.json["error"]["message"], answer
+            assert records(tool) == before
+    tool.resume(*pair.pids).expect(0)
+    cycle(pair, tool)
+
+
 def test_FR21_patience_is_had_once() -> None:
     """However many waits a command has for a process that is stopped; anew once it has answered."""
     with sleeper() as process:
