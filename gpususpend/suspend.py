@@ -6,10 +6,12 @@ were chosen.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gpususpend import discover, errors, phases, processes, quiesce
 from gpususpend.control import Reply
 from gpususpend.deadline import Deadline
-from gpususpend.defaults import KEPT_BYTES
+from gpususpend.defaults import KEPT_BYTES, LIMITS
 from gpususpend.driver import DriverState
 from gpususpend.gpus import GpuUsage
 from gpususpend.group import Rank
@@ -284,6 +286,9 @@ def check_memory(session: Session, before: dict[str, GpuUsage]) -> dict[str, int
 def roll_back(session: Session, cause: errors.GpushareError) -> errors.GpushareError:
     """Bring everything back after `cause`; return the outcome, which says whether that worked."""
     session.interruptible, session.turning_back = False, True
+    # What was too short for the way down must not end the way back as well.
+    longest = max(session.limits.copy_timeout_s, LIMITS.copy_timeout_s)
+    session.limits = replace(session.limits, copy_timeout_s=longest)
     untouched = not session.changed
     refused = untouched and isinstance(cause, (errors.Refused, errors.StoreRefused))
     if not refused:

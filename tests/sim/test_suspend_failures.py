@@ -391,3 +391,14 @@ def test_rank_without_descriptors(start_worker: Callable[..., Worker], tool: Too
     tool.suspend(worker.pid).expect(0)
     tool.resume(worker.pid).expect(0)
     worker.check()
+
+
+def test_limit_that_was_too_short_does_not_bind_the_rollback(pair: Pair, tool: Tool, machine: Setting) -> None:
+    """Copies take as long on the way back: what the memory needs to leave, it needs to return."""
+    slow = "cuMemcpyDtoHAsync_v2 1 delay 3000\ncuMemcpyHtoDAsync_v2 1 delay 3000"
+    for pid in pair.pids:
+        machine.inject(slow, pid)
+    answer = tool.suspend(*pair.pids, options=("--copy-timeout", "1")).expect(4)
+    assert answer.json["reason"] == "deadline", answer
+    running(tool)
+    pair.check()
