@@ -129,11 +129,10 @@ class Report:
 
     def text(self) -> str:
         """Return the tables."""
-        lines = ["simulated driver"] if self.simulated else []
-        lines += self.lines
+        lines = [*self.lines]
         for group in self.groups:
             lines += _group_lines(group)
-        return "\n".join(lines)
+        return "\n".join(["simulated driver", *lines] if self.simulated and lines else lines)
 
 
 def error_data(error: errors.GpushareError | None) -> dict[str, Any] | None:

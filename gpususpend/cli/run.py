@@ -24,7 +24,7 @@ def command(command_line: tuple[str, ...], driver: str, as_json: bool) -> None:
       nvsnap-gpu-suspend run -- python server.py --port 8000
     """
     with output.reporting("run", as_json, driver == "sim"):
-        if not command_line:
+        if not command_line or not command_line[0]:
             raise errors.UsageError(what="no command given: nvsnap-gpu-suspend run -- COMMAND")
         from gpususpend import launch
 

@@ -69,6 +69,13 @@ def test_malformed_arguments(tool: Tool) -> None:
         assert tool.run(*words).expect(2).json["ok"] is False
 
 
+def test_a_command_that_cannot_be_started_has_no_output(tool: Tool) -> None:
+    """What stands on stdout of `run` is the command's; a name that is not there, and an empty one."""
+    for word, code in (("/no/such/command", 3), ("", 2)):
+        answer = tool.run("run", "--", word, json_out=False).expect(code)
+        assert answer.stdout == "" and len(answer.stderr.splitlines()) == 1, answer
+
+
 VERBS = ["suspend", "resume", "stop", "status", "recover"]
 
 
