@@ -50,6 +50,7 @@ class Found:
     process: Process
     hello: Reply | None = None
     cuda: bool = False
+    silent: bool = False  # it has the threads of a shim, to which no socket leads
     named: bool = False  # by its own pid, as one process or as the root of a tree
     tree: bool = False  # it belongs to a tree
 
@@ -136,7 +137,7 @@ def examine(process: Process, named: bool = False, tree: bool = False) -> Found:
         with ControlClient(process.pid, process.inner_pid, process.uid) as client:
             found.hello = client.request("hello", Deadline(LIMITS.connect_s))
     except ConnectionRefusedError:
-        pass  # nobody listens: no shim, or one that has not seen CUDA yet
+        pass  # nobody listens: no shim, or one that has not seen CUDA yet or has no name or descriptor to listen
     except errors.RankStopped as cause:
         raise errors.LookFailed(cause=cause) from None
     except TimeoutError:
@@ -150,6 +151,7 @@ def examine(process: Process, named: bool = False, tree: bool = False) -> Found:
     if found.hello is None:
         try:
             found.cuda = processes.uses_cuda(process.pid)
+            found.silent = bool(processes.threads_named(process.pid, [processes.CONTROL_THREAD]))
         except PermissionError:
             raise processes.closed(process) from None
     elif found.hello.number("pid", process.inner_pid) != process.inner_pid:

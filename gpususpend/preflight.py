@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from gpususpend import control, descriptors, errors, modes, openfiles, phases, processes
 from gpususpend.control import Reply, number
 from gpususpend.deadline import Deadline
-from gpususpend.defaults import ARENA_ROOM_BYTES, HANGS_AT_KILL, LIMITS, OLDEST_DRIVER, Limits
+from gpususpend.defaults import ARENA_ROOM_BYTES, HANGS_AT_KILL, LIMITS, OLDEST_DRIVER, SAME_PIDS, Limits
 from gpususpend.descriptors import CannotTake, Copy
 from gpususpend.discover import Found
 from gpususpend.driver import DriverResult, DriverState
@@ -359,7 +359,9 @@ def check_depth(group: Group, depth: Depth) -> None:
 def check_unshimmed(
     found: Sequence[Found], allowed: bool, group: Group, limits: Limits, is_cuda: Callable[[int], bool]
 ) -> list[Found]:
-    """Refuse processes that use CUDA without the shim; return the processes, each with `cuda` as it truly is.
+    """Refuse processes that use CUDA without the shim, or whose shim has no socket.
+
+    Returns the processes, each with `cuda` as it truly is.
 
     Device nodes alone may be inherited or belong to NVML, so the driver is asked.  An allowed one must have nobody to
     share with: no other process of its user without a shim that uses CUDA, and no shimmed one that has exported memory.
@@ -368,6 +370,9 @@ def check_unshimmed(
         one if one.hello is not None or not one.cuda else replace(one, cuda=is_cuda(one.pid)) for one in found
     ]
     bare = [one for one in settled if one.hello is None and one.cuda]
+    for one in bare:
+        if one.silent:
+            raise errors.NoSocket(pid=one.pid, comm=one.process.comm, names=SAME_PIDS)
     if bare and not allowed:
         raise errors.NoShim(pid=bare[0].pid, comm=bare[0].process.comm, pids=[one.pid for one in bare])
     for one in bare:

@@ -11,7 +11,7 @@ import os
 from gpususpend import claims, control, discover, errors, origin, phases, processes, system
 from gpususpend.control import Reply
 from gpususpend.deadline import Deadline
-from gpususpend.defaults import LIMITS
+from gpususpend.defaults import LIMITS, SAME_PIDS
 from gpususpend.discover import Targets
 from gpususpend.group import Rank, still_there
 from gpususpend.journal import Depth, Kind, Member, Record, Stage
@@ -42,6 +42,8 @@ def status_targets(context: Context, targets: Targets, report: Report) -> None:
                 raise
             context.warn(str(refusal))
             continue
+        if found.silent:
+            context.warn(str(errors.NoSocket(pid=found.pid, comm=process.comm, names=SAME_PIDS)))
         loose.append(found.member())
     if loose:
         ranks = _look(loose)

@@ -146,6 +146,18 @@ class NoShim(Refused):
     )
 
 
+class NoSocket(Refused):
+    """A process has the shim, which found no name to listen on, or had no descriptor for its socket."""
+
+    code = "no-socket"
+    next_action = "retry"
+    template = (
+        "pid {pid} ({comm}) has the shim, and no socket leads to it yet: all {names} names for its pid are taken by "
+        "containers on this network whose processes have the same pid, or it has no free descriptor. Its shim keeps "
+        "trying; try again once one of them has ended, or it has closed a descriptor; nothing was changed"
+    )
+
+
 class DriverHasIt(Refused):
     """The driver has a process locked or checkpointed that belongs to no group."""
 

@@ -382,7 +382,11 @@ def test_name_that_is_free_again(start_worker: Start, tool: Tool, tmp_path: Path
         try:
             assert child.stdin is not None and child.stdout is not None
             pid = int(child.stdout.readline())
-            refused(tool.suspend(pid), "no-shim", pid)
+            for options in ((), ("--allow-unshimmed",)):
+                answer = tool.suspend(pid, options=options)
+                refused(answer, "no-socket", pid, "has the shim", f"all {SAME_PIDS} names", "try again")
+                assert answer.json["next"] == "retry"
+            assert any("has the shim" in told for told in tool.run("status", pid).expect(0).json["warnings"])
             child.stdin.write("\n")
             child.stdin.flush()
             until = time.monotonic() + 60
