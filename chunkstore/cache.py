@@ -42,8 +42,7 @@ class Cache:
         except errors.NotAStore:
             cls._make(path, store, files, digest)
             cache = cls.find(path, files)
-        if cache.facts != store:
-            raise errors.WrongStore(path=path, theirs=cache.facts.id, store="the store named", ours=store.id)
+        cache.require(store)
         return cache
 
     @classmethod
@@ -78,6 +77,14 @@ class Cache:
             files.write_document(os.path.join(path, format.CACHE_FILE), store.encode(format.CACHE))
         except OSError as error:
             raise errors.write_failed("cannot use the cache", path, error) from error
+
+    def require(self, store: StoreFacts | None) -> None:
+        """Raise `WrongStore` if it is not a cache of this store; None is one that is not made yet."""
+        if self.facts != store:
+            raise errors.WrongStore(
+                path=self.path, theirs=self.facts.id, store="the store named", ours=store.id if store else "a new one",
+                advice="name another cache, or none",
+            )  # fmt: skip
 
     def has(self, chunk: Chunk) -> bool:
         """Tell whether a chunk lies there with its full size."""

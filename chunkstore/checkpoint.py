@@ -64,7 +64,10 @@ class Checkpoint:
     def require_store(self, store: Store) -> None:
         """Raise `WrongStore` if the checkpoint was not made with this store."""
         if self.manifest.store.id != store.id:
-            raise errors.WrongStore(path=self.path, theirs=self.manifest.store.id, store=store.path, ours=store.id)
+            raise errors.WrongStore(
+                path=self.path, theirs=self.manifest.store.id, store=store.path, ours=store.id,
+                advice="name the store that it was made with",
+            )  # fmt: skip
 
     def load(self) -> None:
         """Read and check every rank's file; raises `Damaged`."""

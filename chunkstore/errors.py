@@ -80,7 +80,7 @@ class WrongStore(Refused):
     """A cache or a checkpoint belongs to another store than the one that was named."""
 
     code = "wrong-store"
-    template = "{path} belongs to store {theirs}, not to {store} ({ours}); name the store that it was made with"
+    template = "{path} belongs to store {theirs}, not to {store} ({ours}); {advice}"
 
 
 class NoHash(Refused):

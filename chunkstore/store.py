@@ -112,12 +112,7 @@ class Store:
             raise format.not_decoded(document, format.STORE, error) from None
         store = cls(place, facts, files, verify_existing)
         if cache is not None:
-            try:
-                refuse_own(place.path, os.fspath(cache))
-                store.cache = Cache.open(os.fspath(cache), facts, files, store.hash)
-            except (errors.WriteFailed, errors.Damaged, errors.NotAStore) as error:
-                store.cache_error = error
-                files.tell(f"there is no cache: {error}")
+            store.use_cache(cache)
         return store
 
     @classmethod
@@ -156,6 +151,19 @@ class Store:
             if theirs != ours:
                 raise errors.Incompatible(path=place.path, what=what, theirs=theirs, ours=ours)
         return store
+
+    def use_cache(self, path: str | os.PathLike[str]) -> None:
+        """Put the cache in this directory in front of the store, made if missing; if that fails it is told.
+
+        Once made it belongs to this store: whoever has more to check does that first. Raises `WrongStore`,
+        `UnknownVersion`, `NoHash`.
+        """
+        try:
+            refuse_own(self.path, os.fspath(path))
+            self.cache = Cache.open(os.fspath(path), self.facts, self.files, self.hash)
+        except (errors.WriteFailed, errors.Damaged, errors.NotAStore) as error:
+            self.cache_error = error
+            self.files.tell(f"there is no cache: {error}")
 
     @property
     def id(self) -> str:

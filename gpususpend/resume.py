@@ -269,8 +269,8 @@ def attach_store(session: Session) -> None:
 
     The checkpoint that is needed is told by its id: it and its store may have moved to where the command says.
 
-    Raises OtherStore, NoStoreNamed or OtherCheckpoint for what the command names, StoreProblem for what lies there,
-    NotEnoughMemory where the ring does not fit, SystemCall where it may not be made.
+    Raises OtherStore, NoStoreNamed, OtherCheckpoint or OtherCache for what the command names, StoreProblem for what
+    lies there, NotEnoughMemory where the ring does not fit, SystemCall where it may not be made.
     """
     named, recorded = session.context.store.named, session.record.stored
     needed = stored_in(session)

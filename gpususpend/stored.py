@@ -17,7 +17,8 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from chunkstore import CHUNK_SIZE_BYTES, Allocation, Checkpoint, Chunk, Files, How, Room, Save, Store, Verify
-from chunkstore.errors import Incompatible, NotAStore, StoreError
+from chunkstore.cache import Cache
+from chunkstore.errors import Damaged, Incompatible, NotAStore, Refused, StoreError, WriteFailed
 from chunkstore.format import MANIFEST_FILE
 from chunkstore.gc import take_back
 from chunkstore.hashing import DEFAULT_HASH
@@ -79,6 +80,7 @@ class StoredMemory:
             with contextlib.suppress(NotAStore):  # then it is made
                 self._store = self._open()
                 self._require_usable(self._store)
+            self._check_cache()
             self._check_room([plan.arena_bytes for plan in plans.values()])
         except StoreError as error:
             raise _as_refusal(error) from error
@@ -101,9 +103,20 @@ class StoredMemory:
 
     def _open(self) -> Store:
         return Store.open(
-            self.places.store, cache=self.places.cache or None, files=self._files,
-            verify_existing=Verify(self._options.verify_existing),
-        )  # fmt: skip
+            self.places.store, files=self._files, verify_existing=Verify(self._options.verify_existing)
+        )
+
+    def _check_cache(self) -> None:
+        """Refuse another store's cache before anything is made; what else is wrong with one is told in time."""
+        if self.places.cache:
+            with contextlib.suppress(WriteFailed, Damaged, NotAStore):
+                found = Cache.find(self.places.cache, self._files)
+                found.require(self._store.facts if self._store is not None else None)
+
+    def _use_cache(self, store: Store) -> None:
+        """Put the cache in front of the store, once nothing else can be refused: one that is made belongs to it."""
+        if self.places.cache and store.cache is None and store.cache_error is None:
+            store.use_cache(self.places.cache)
 
     def _require_usable(self, store: Store) -> None:
         """Refuse a store of another hash than was asked for, or whose chunks do not fit where a shim page-locks."""
@@ -299,6 +312,7 @@ class StoredMemory:
             if self._store is None:
                 self._store = self._open_or_make()
             self._save = Save.begin(self._store, self.places.directory, facts)
+            self._use_cache(self._store)
         except StoreError as error:
             raise _as_refusal(error) from error
         self.places = replace(self.places, directory=self._save.path, checkpoint=self._save.id)
@@ -384,7 +398,7 @@ class StoredMemory:
     def open(self, needed: Mapping[int, str]) -> None:
         """Open the checkpoint that ranks need, by pid, before anything changes.
 
-        Raises StoreProblem, OtherCheckpoint.
+        Raises StoreProblem, OtherCheckpoint, OtherCache.
         """
         with translated():
             self._store = self._store or self._open()
@@ -396,7 +410,19 @@ class StoredMemory:
                         pid=pid, needed=id, directory=self.places.directory, found=checkpoint.id
                     )
             checkpoint.load()
+        self._use_cache_to_load(self._store)
         self._checkpoint = checkpoint
+
+    def _use_cache_to_load(self, store: Store) -> None:
+        """Use the cache, or do without it, but refuse one that the command names and that cannot be this store's."""
+        try:
+            self._use_cache(store)
+        except Refused as error:
+            named = self._options.named
+            if named is not None and named.cache:
+                raise errors.OtherCache(said=str(error)) from error
+            self._session.context.warn(f"there is no cache: {error}")
+            store.cache_error = error
 
     def to_pass(self, pids: Collection[int]) -> dict[int, int]:
         """Return by pid the bytes that have to pass through a ring: what is not zeros of the opened checkpoint."""

@@ -34,7 +34,10 @@ def command(
         from gpususpend.progress import readable_bytes
 
         checkpoint = Checkpoint.open(directory, files=work.files)
-        store = Store.open(store_path, cache=cache_path, files=work.files)
+        store = Store.open(store_path, files=work.files)
+        checkpoint.require_store(store)
+        checkpoint.load()
+        store.use_cache(cache_path)
         limiter = work.limiter(limit, STATE)
         done = prefetch(store, checkpoint, threads=threads, limiter=limiter, report=work.told("prefetch", STATE))
         report.already = done.copied_chunks == 0

@@ -481,6 +481,13 @@ class OtherCheckpoint(Refused):
     )
 
 
+class OtherCache(Refused):
+    """A cache was named that is another store's, or of a format that is not known here."""
+
+    code = "other-cache"
+    template = "{said}; nothing was changed"
+
+
 class NoStoreNamed(Refused):
     """A process's memory lies in a store of which no record is left."""
 

@@ -122,6 +122,36 @@ def test_places_of_another_kind(pair: Pair, places: Places, tool: Tool) -> None:
     pair.check()
 
 
+def test_a_cache_of_another_store_at_a_resume(pair: Pair, places: Places, tool: Tool) -> None:
+    """The store is fine: what is named is refused, and what was recorded and is another's by now is done without."""
+    cache, others = places.root / "cache", places.root / "others"
+    places.suspend(*pair.pids, options=("--cache", str(cache))).expect(0)
+    Store.create(places.root / "other", cache=others)
+    answer = tool.resume(*pair.pids, options=("--cache", str(others))).expect(3)
+    assert answer.json["reason"] == "other-cache", answer
+    assert "name another cache, or none" in answer.json["error"]["message"]
+    assert tool.run("status").json["groups"][0]["state"] == "suspended"
+    shutil.rmtree(cache)
+    others.rename(cache)
+    (told,) = tool.resume(*pair.pids).expect(0).json["warnings"]
+    assert told.startswith("there is no cache: ") and "belongs to store" in told
+    running(tool)
+    pair.check()
+
+
+def test_a_suspend_that_is_refused_makes_no_cache(pair: Pair, places: Places, tool: Tool) -> None:
+    """Nor a store: a cache that lies there cannot be a new one's, and one that is made belongs to the store named."""
+    before = lying(places)
+    options = ("--cache", str(places.root / "cache"), "--ring", "1KiB")
+    require_unbegun(places.suspend(*pair.pids, options=options), "ring-too-small")
+    assert lying(places) == before
+    Store.create(places.root / "other", cache=places.root / "cache")
+    words = (*named(places, "--store", places.root / "new"), "--cache", str(places.root / "cache"))
+    require_unbegun(tool.suspend(*pair.pids, options=words), "wrong-store")
+    assert not (places.root / "new").exists()
+    running(tool)
+
+
 def require_unbegun(answer: Answer, reason: str = "not-a-store") -> str:
     """Check that a suspend was refused before it was a group's, and before any step; return what was told."""
     assert answer.expect(3).json["reason"] == reason and answer.json["groups"] == [], answer

@@ -137,6 +137,17 @@ class TestPrefetch:
             refused(run("cache-prefetch", *arguments, "--json"), 3, "not-a-store")
         assert not list((tmp_path / "cache" / "chunks").glob("*/*"))
 
+    def test_refused_it_makes_no_cache(self, store: Store, ckpt: Path, tmp_path: Path) -> None:
+        """One that was made would be the wrong store's."""
+        other = Store.create(tmp_path / "other", chunk_size_bytes=SIZE)
+        error = refused(run("cache-prefetch", other.path, ckpt, tmp_path / "cache", "--json"), 3, "wrong-store")
+        assert error["message"].endswith("name the store that it was made with")
+        assert not (tmp_path / "cache").exists()
+        run("cache-prefetch", store.path, ckpt, tmp_path / "cache").expect()
+        next(ckpt.glob("gpu-*.json")).unlink()
+        refused(run("cache-prefetch", store.path, ckpt, tmp_path / "new", "--json"), 6, "damaged")
+        assert not (tmp_path / "new").exists()
+
     def test_cache_that_cannot_be_made(self, store: Store, ckpt: Path, tmp_path: Path) -> None:
         error = refused(run("cache-prefetch", store.path, ckpt, tmp_path / "no/cache", "--json"), 1, "write-failed")
         assert error["facts"]["path"] == str(tmp_path / "no/cache")
@@ -396,6 +407,18 @@ class TestCopy:
         options = ("--hash", "blake3", "--json")
         refused(run("store", "copy", store.path, ckpt, store.path, tmp_path / "copy", *options), 3, "incompatible")
         assert not (tmp_path / "copy").exists()
+
+    def test_refused_it_makes_no_store(self, store: Store, ckpt: Path, tmp_path: Path) -> None:
+        target = tmp_path / "other"
+        for directory, word in (
+            (ckpt, "checkpoint-exists"), (target, "not-a-store"), (target / "tmp", "not-a-store"),
+            (tmp_path / "store" / "chunks", "not-a-store"),
+        ):  # fmt: skip
+            refused(run("store", "copy", store.path, ckpt, target, directory, "--json"), 3, word)
+            assert not target.exists(), directory
+        next(ckpt.glob("gpu-*.json")).unlink()
+        refused(run("store", "copy", store.path, ckpt, target, tmp_path / "copy", "--json"), 6, "damaged")
+        assert not target.exists()
 
     def test_ended_by_a_signal_makes_no_checkpoint(self, store: Store, tmp_path: Path) -> None:
         save(store, tmp_path / "ckpt", list(range(1, 31)))

@@ -40,12 +40,17 @@ def command(
     """
     with common.reporting("store copy") as report, common.working(report) as work:
         from chunkstore import Checkpoint, Store
+        from chunkstore.place import refuse_own
+        from chunkstore.save import check_directory
         from chunkstore.transfer import copy_checkpoint
         from gpususpend.progress import readable_bytes
 
         checkpoint = Checkpoint.open(directory, files=work.files)
         store = Store.open(store_path, files=work.files)
         checkpoint.require_store(store)
+        checkpoint.load()
+        refuse_own(store.path, new_directory)
+        check_directory(work.files, new_directory, target_path)
         target = _target(target_path, store, hash_name, work.files)
         copied = copy_checkpoint(
             store, checkpoint, target, new_directory,
