@@ -29,6 +29,7 @@ RANGES = 8  # of one chunk at a time
 REQUEST_TIMEOUT = "300s"  # of one request: a chunk is written by one
 RETRIES = 10  # with backoff, for three minutes at most
 _URL = re.compile(r"(s3a?|gs|az|azure|adl|abfss?)://")
+_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "specified bucket does not exist")  # S3, Azure, GCS
 _WRITTEN_WHOLE_NS = -1  # before any check of the store: what is there need not be compared again
 
 
@@ -47,6 +48,8 @@ def _requests(path: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise FileNotFoundError(errno.ENOENT, _first_line(error), path) from error
     except (BaseError, ValueError) as error:
+        if any(word in str(error) for word in _NO_BUCKET):  # a listing's answer, which the client does not tell apart
+            raise FileNotFoundError(errno.ENOENT, "there is no such bucket", path) from error
         raise OSError(errno.EREMOTEIO, _first_line(error), path) from error
 
 
@@ -60,6 +63,8 @@ def _ns(time: datetime) -> int:
 
 class Bucket(Place):
     """The place that is a prefix in an object store's bucket, such as s3://bucket/prefix."""
+
+    absent = "see that the bucket is there, and name the prefix of a store in it"
 
     def __init__(self, url: str) -> None:
         self.path = url.rstrip("/")
@@ -78,9 +83,13 @@ class Bucket(Place):
             )
 
     def make(self, digest: Hash) -> None:
-        """Raise `NotAStore` if other objects lie there; the bucket must exist."""
-        with _requests(self.path):
-            found = self._calls.list_with_delimiter(self._client)
+        """Raise `NotAStore` if other objects lie there, or if there is no such bucket."""
+        try:
+            with _requests(self.path):
+                found = self._calls.list_with_delimiter(self._client)
+        except FileNotFoundError:
+            advice = "make it, or name one that is there"
+            raise errors.NotAStore(path=self.path, detail="there is no such bucket", advice=advice) from None
         names = [item["path"] for item in found["objects"]] + [name.strip("/") for name in found["common_prefixes"]]
         foreign = sorted(set(names) - {format.CHUNKS, format.ROOTS, format.STORE_FILE, format.FSCK_FILE})
         if foreign:

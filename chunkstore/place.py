@@ -48,6 +48,7 @@ class Place(Protocol):
     """A directory or an object store. Where nothing else is said, methods raise OSError."""
 
     path: str
+    absent: str  # what to do where no store lies here
 
     def make(self, digest: Hash) -> None:
         """Make what a store needs to lie here; raises `NotAStore` if other files do."""
@@ -82,6 +83,8 @@ class Place(Protocol):
 
 class Directory(Place):
     """The place that is a directory."""
+
+    absent = "name a store, or mount it"
 
     def __init__(self, path: str, files: Files) -> None:
         self.path = path

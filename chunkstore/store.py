@@ -105,7 +105,7 @@ class Store:
             facts = StoreFacts.decode(place.read(format.STORE_FILE))
         except (FileNotFoundError, NotADirectoryError):
             detail = f"there is no {format.STORE_FILE}"
-            raise errors.NotAStore(path=place.path, detail=detail, advice="name a store, or mount it") from None
+            raise errors.NotAStore(path=place.path, detail=detail, advice=place.absent) from None
         except OSError as error:
             raise errors.not_opened(place.path, document, error) from error
         except FormatError as error:

@@ -64,20 +64,36 @@ def size(text: str, suffix: str = "") -> int:
     return int(float(found[1]) * _UNITS[found[2]])
 
 
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+
+
 def reachable(ctx: click.Context, param: click.Parameter, path: str | None) -> str | None:
     """Return the path that an option or an argument names.
 
-    Raises BadParameter for an empty one, as a variable leaves it that is not set, and NoCurrentDirectory for one that
-    leads nowhere from here.
+    Raises BadParameter for an empty one, as a variable leaves it that is not set, and for a URL, and NoCurrentDirectory
+    for one that leads nowhere from here.
     """
     if path == "":
         raise click.BadParameter("it is empty; name a path", ctx, param)
-    if path and "://" not in path and not os.path.isabs(path):
+    if path and _URL.match(path):
+        raise click.BadParameter(f"'{path}' is a URL, which only a store may be; name a path", ctx, param)
+    if path and not os.path.isabs(path):
         try:
             os.getcwd()
         except FileNotFoundError:
             raise errors.NoCurrentDirectory(path=path) from None
     return path
+
+
+def store_place(ctx: click.Context, param: click.Parameter, place: str | None) -> str | None:
+    """Return the path or the URL of a store; raises BadParameter for a URL of another kind, and as `reachable`."""
+    if place is None or not _URL.match(place):
+        return reachable(ctx, param, place)
+    from chunkstore.objects import is_url
+
+    if not is_url(place):
+        raise click.BadParameter(f"'{place}': a store is a directory, or a URL of s3, gs or az", ctx, param)
+    return place
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
@@ -141,7 +157,7 @@ def places_options(function: F) -> F:
     """Add what names a store, and the ring to it; the command gets them as `places`."""
 
     @click.option(
-        "--store", metavar="STORE", callback=reachable,
+        "--store", metavar="STORE", callback=store_place,
         help="Store in which the memory is kept: a directory, or a URL.",
     )
     @click.option("--ckpt-dir", "directory", metavar="DIR", callback=reachable, help="Directory of the checkpoint.")
@@ -171,7 +187,7 @@ def parse_places(places: Places) -> StoreOptions:
     if store is None and cache is None:
         return options
     named = StorePlaces(
-        _store_path(store) if store else "",
+        (store if _URL.match(store) else os.path.abspath(store)) if store else "",
         os.path.realpath(directory) if directory else "",
         os.path.abspath(cache) if cache else "",
     )  # fmt: skip
@@ -186,17 +202,6 @@ def parse_store(places: Places, given: Mapping[str, Any]) -> StoreOptions:
     if named and (store.named is None or not store.named.store):
         raise errors.UsageError(what="the options of a store need --store and --ckpt-dir")
     return replace(store, **given)
-
-
-def _store_path(store: str) -> str:
-    """Return a store's URL, or its absolute path."""
-    if "://" not in store:
-        return os.path.abspath(store)
-    from chunkstore.objects import is_url
-
-    if not is_url(store):
-        raise errors.UsageError(what=f"'{store}': a store is a directory, or a URL of s3, gs or az")
-    return store
 
 
 @dataclass(frozen=True)

@@ -37,11 +37,16 @@ def rate(text: str) -> int:
 
 
 def path_argument(name: str, metavar: str) -> Callable[[F], F]:
-    """Return the argument for a store, a checkpoint's directory or a cache."""
+    """Return the argument for a checkpoint's directory or a cache."""
     return click.argument(name, metavar=metavar, type=click.Path(), callback=options.reachable)
 
 
-store_argument = path_argument("store_path", "STORE")
+def place_argument(name: str, metavar: str) -> Callable[[F], F]:
+    """Return the argument for a store: a path or a URL."""
+    return click.argument(name, metavar=metavar, type=click.Path(), callback=options.store_place)
+
+
+store_argument = place_argument("store_path", "STORE")
 directory_argument = path_argument("directory", "DIR")
 dry_run_option = click.option("--dry-run", is_flag=True, help="Only say what would go.")
 threads_option = click.option(

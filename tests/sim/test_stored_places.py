@@ -253,7 +253,8 @@ def test_chunks_that_are_too_large_for_a_ring(pair: Pair, places: Places, tool: 
         ("--store", "x"), ("--ckpt-dir", "x"), ("--cache", "x"), ("--ring", "lots"), ("--ring", "1GiB"),
         ("--hash", "md5"), ("--hash", "blake3"), ("--verify-existing", "all"), ("--require-room",),
         ("--store", "", "--ckpt-dir", ""), ("--store", "x", "--ckpt-dir", "y", "--cache", ""),
-        ("--store", "file:///x", "--ckpt-dir", "y"),
+        ("--store", "file:///x", "--ckpt-dir", "y"), ("--store", "x", "--ckpt-dir", "s3://b/y"),
+        ("--store", "s3://b/x", "--ckpt-dir", "y", "--cache", "s3://b/c"), ("--state-dir", "s3://b/state"),
     ],
     ids=" ".join,
 )  # fmt: skip

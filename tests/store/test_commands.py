@@ -439,7 +439,11 @@ class TestCopy:
     ("arguments", "command"),
     [(["cache-gc", "c", "much"], "cache-gc"), (["store", "ls"], "store ls"), (["store", "nothing"], "store nothing"),
      (["store", "gc", "s", "--grace", "nan"], "store gc"), (["cache-prefetch", "s", "d", "c", "--limit", "0"],
-     "cache-prefetch"), (["store", "fsck", "s", "--threads", "0"], "store fsck")],
+     "cache-prefetch"), (["store", "fsck", "s", "--threads", "0"], "store fsck"),
+     (["cache-prefetch", "s3://b/s", "s3://b/d", "c"], "cache-prefetch"), (["cache-gc", "s3://b/c", "1"], "cache-gc"),
+     (["cache-prefetch", "s", "d", "s3://b/c"], "cache-prefetch"), (["store", "show", "s3://b/d"], "store show"),
+     (["store", "copy", "s", "d", "s3://b/t", "s3://b/n"], "store copy"), (["store", "ls", "ftp://x/s"], "store ls"),
+     (["store", "fsck", "s", "--repair-from", "http://x/s"], "store fsck")],
 )  # fmt: skip
 def test_malformed_arguments(arguments: list[str], command: str) -> None:
     answer = run(*arguments, "--json")

@@ -326,9 +326,9 @@ class TestObjectStore:
         Store.open(url).get(chunk, memory(SIZE))
 
     def test_bucket_that_is_missing(self, url: str) -> None:
-        with pytest.raises(errors.NotAStore):
+        with pytest.raises(errors.NotAStore, match="see that the bucket is there, and name the prefix of a store"):
             Store.open("s3://no-such-bucket/store")
-        with pytest.raises(errors.WriteFailed, match="cannot make a store in s3://no-such-bucket/store"):
+        with pytest.raises(errors.NotAStore, match="s3://no-such-bucket/store: there is no such bucket; make it"):
             Store.create("s3://no-such-bucket/store")
 
     def test_place_that_cannot_be_reached(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ STATE = "there is no new checkpoint; what was copied serves the same command if 
 @click.command("copy", short_help="Copy a checkpoint with its chunks to another store.")
 @storing.store_argument
 @storing.directory_argument
-@storing.path_argument("target_path", "TARGET")
+@storing.place_argument("target_path", "TARGET")
 @storing.path_argument("new_directory", "NEWDIR")
 @click.option(
     "--hash", "hash_name", type=click.Choice(["xxh3-128", "blake3"]), help="Hash of TARGET.  [default: that of STORE]"

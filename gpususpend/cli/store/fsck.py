@@ -18,7 +18,7 @@ STATE = "the check is not complete; what was repaired is repaired"
 @click.command("fsck", short_help="Read and check everything in a store.")
 @storing.store_argument
 @click.option(
-    "--repair-from", metavar="STORE2", type=click.Path(), callback=options.reachable,
+    "--repair-from", metavar="STORE2", type=click.Path(), callback=options.store_place,
     help="Take what is damaged or missing from this store.",
 )  # fmt: skip
 @storing.threads_option
