@@ -7,6 +7,7 @@ told, and the store serves instead. Must not know checkpoints.
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import dataclass
 
 from chunkstore import errors, format
@@ -29,6 +30,7 @@ class Cache:
         self._files = files
         self._hash = digest
         self._bypassed = False
+        self._guard = threading.Lock()
 
     @classmethod
     def open(cls, path: str, store: StoreFacts, files: Files, digest: Hash) -> Cache:
@@ -63,9 +65,9 @@ class Cache:
             detail = f"there is no {format.CACHE_FILE}"
             raise errors.NotAStore(path=path, detail=detail, advice="name a cache, or mount it") from None
         except OSError as error:
-            raise errors.write_failed("cannot use the cache", path, error) from error
+            raise errors.of_cache(errors.write_failed("cannot use the cache", path, error)) from error
         except FormatError as error:
-            raise format.not_decoded(document, format.CACHE, error) from None
+            raise errors.of_cache(format.not_decoded(document, format.CACHE, error)) from None
         return cls(path, facts, files, hash_by_name(facts.hash, path))
 
     @staticmethod
@@ -76,7 +78,7 @@ class Cache:
             ChunkDirectory(path, files, digest).make()
             files.write_document(os.path.join(path, format.CACHE_FILE), store.encode(format.CACHE))
         except OSError as error:
-            raise errors.write_failed("cannot use the cache", path, error) from error
+            raise errors.of_cache(errors.write_failed("cannot use the cache", path, error)) from error
 
     def require(self, store: StoreFacts | None) -> None:
         """Raise `WrongStore` if it is not a cache of this store; None is one that is not made yet."""
@@ -106,11 +108,11 @@ class Cache:
         except errors.ChunkMissing:
             return False
         except errors.ChunkDamaged as error:
-            self._files.tell(f"{error}. The cache drops it")
+            self._files.tell(f"{errors.of_cache(error)}. The cache drops it")
             self._drop(chunk)
             return False
         except errors.Damaged as error:
-            self._files.tell(f"{error}. The store is read instead")
+            self._files.tell(f"{errors.of_cache(error)}. The store is read instead")
             return False
         return True
 
@@ -127,17 +129,21 @@ class Cache:
         try:
             self.add(chunk, data)
         except errors.StoreError as error:
-            self._bypassed = True
-            self._files.tell(f"the cache is bypassed from here on: {error}")
+            with self._guard:  # many threads find a disk full at once
+                first, self._bypassed = not self._bypassed, True
+            if first:
+                self._files.tell(f"the cache is bypassed from here on: {error}")
             return False
         return True
 
     def add(self, chunk: Chunk, data: memoryview) -> None:
         """Add a chunk, or mark it as used now if it lies there; raises `WriteFailed`."""
-        entry = self.chunks.lease(str(chunk.hash))
-        if entry is not None and entry.size_bytes == chunk.size_bytes:
-            return
-        self.chunks.write(chunk, data, replace=entry is not None)  # what has the name otherwise is cut short
+        try:
+            entry = self.chunks.lease(str(chunk.hash))
+            if entry is None or entry.size_bytes != chunk.size_bytes:
+                self.chunks.write(chunk, data, replace=entry is not None)  # what has the name otherwise is cut short
+        except errors.StoreError as error:
+            raise errors.of_cache(error) from error
 
 
 @dataclass(frozen=True)
@@ -168,7 +174,7 @@ def collect(cache: Cache, limit_bytes: int, dry_run: bool = False) -> Collected:
             names = list(used)
             removed = chosen if dry_run else cache.chunks.remove(names, lambda entry: entry.used_ns == used[entry.hash])
     except OSError as error:
-        raise collection_failed(cache.path, error) from error
+        raise errors.of_cache(collection_failed(cache.path, error)) from error
     removed_bytes = sum(entry.size_bytes for entry in removed)
     return Collected(
         removed_chunks=len(removed),

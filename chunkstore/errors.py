@@ -118,7 +118,7 @@ class NoRoom(Refused):
     """The filesystem has too little room for what is to be saved."""
 
     code = "no-room"
-    template = "{path} has {free} {unit} free, {need} are needed; free some, or name a store with more room"
+    template = "{path} has {free} {unit} free, {need} are needed; free some, or name a place with more room"
 
 
 class NoLocks(Refused):
@@ -196,6 +196,16 @@ _ADVICE = {
     errno.EMEDIUMTYPE: "see who made it, and remove it",
     errno.ELOOP: "a symbolic link lies there, which is not followed: see who made it, and remove it",
 }
+_CACHE_ADVICE = {
+    errno.ENOSPC: "free space there (cache-gc), or name another cache or none",
+    errno.EDQUOT: "the quota is used up: raise it, free space (cache-gc), or name another cache or none",
+    errno.EROFS: "the filesystem is mounted read-only: mount it for writing, or name another cache or none",
+    errno.EFBIG: "let this process write larger files (ulimit -f), or name another cache or none",
+    errno.EIO: "the device failed: look at the kernel's log, and name another cache or none",
+    errno.EACCES: "use the user that owns the cache, or name another cache or none",
+    errno.EPERM: "use the user that owns the cache, or name another cache or none",
+}
+_ONLY_A_CACHE = "it is only a cache, and nothing is lost with it"
 _VANISHED = (errno.ENOENT, errno.ESTALE, errno.ENOTCONN, errno.ENODEV, errno.ENXIO)
 _ADVICE |= dict.fromkeys(_VANISHED, "see that it is still mounted")
 
@@ -205,6 +215,18 @@ def _facts(what: str, path: str, error: OSError) -> dict[str, object]:
     advice = _ADVICE.get(number, "see the cause, then try again")
     detail = error.strerror or str(error)
     return {"what": what, "path": path, "detail": detail, "errno": errno.errorcode.get(number, ""), "advice": advice}
+
+
+def of_cache(error: StoreError) -> StoreError:
+    """Return an error that befell a cache with the advice for one: nobody needs what is in it."""
+    number = getattr(errno, str(error.facts.get("errno") or "-"), 0)
+    if number:
+        advice = _CACHE_ADVICE.get(number)
+    elif isinstance(error, DocumentDamaged):
+        advice = f"{_ONLY_A_CACHE}: remove it, or name another one or none"
+    else:
+        advice = _ONLY_A_CACHE if isinstance(error, Damaged) else None
+    return type(error)(**{**error.facts, "advice": advice}) if advice else error
 
 
 def write_failed(what: str, path: str | os.PathLike[str], error: OSError) -> WriteFailed:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -102,8 +104,28 @@ def test_fr65_cache_that_fails_is_bypassed_and_said_once(store: Store, tmp_path:
     puts = [later.put(memory(content(number))) for number in (1, 2)]
     assert [(put.how, put.cached) for put in puts] == [(How.NEW, False)] * 2
     assert [line.count("bypassed") for line in told] == [1]
+    assert "name another cache or none" in told[0] and "store" not in told[0].replace(str(tmp_path), ""), told
     assert {where(later, put.chunk) for put in puts} == {Source.STORE}
     assert not os.listdir(tmp_path / "cache" / "tmp")
+
+
+def test_cache_that_fails_for_many_at_once_is_said_once(store: Store, tmp_path: Path) -> None:
+    """Every thread of a save has a chunk under way when the disk is full."""
+    told: list[str] = []
+    count = 4
+    all_there = threading.Barrier(count)
+
+    def fail(name: str, *arguments: Any) -> None:
+        if name == "write" and len(arguments[1]) == SIZE and "/cache/" in os.readlink(f"/proc/self/fd/{arguments[0]}"):
+            all_there.wait(60)
+            raise error(28)
+
+    later = Store.open(store.path, cache=tmp_path / "cache", files=files_of(fail, told))
+    with ThreadPoolExecutor(count) as threads:
+        puts = list(threads.map(lambda number: later.put(memory(content(number))), range(1, count + 1)))
+    assert [put.cached for put in puts] == [False] * count
+    (line,) = told
+    assert "free space there (cache-gc)" in line
 
 
 def test_unreadable_cache_is_no_reason_to_fail(cached: Store, tmp_path: Path) -> None:
@@ -245,7 +267,7 @@ class TestPrefetch:
                 raise error(28)
 
         later = Store.open(store.path, cache=tmp_path / "cache", files=files_of(full))
-        with pytest.raises(errors.WriteFailed, match="free space"):
+        with pytest.raises(errors.WriteFailed, match="free space there .cache-gc., or name another cache"):
             prefetch(later, checkpoint)
 
     def test_fr65_room_is_looked_for_first(self, store: Store, tmp_path: Path) -> None:
