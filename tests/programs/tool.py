@@ -9,11 +9,16 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from gpususpend import processes
 from tests.programs.setting import ROOT, Setting
+
+OTHERS_S = 60.0
+"""How long another test's stopped processes are waited for."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,14 @@ class Answer:
         return f"{' '.join(self.command)}\nexit {self.exit_code}\nstdout: {self.stdout}\nstderr: {self.stderr[-6000:]}"
 
 
+def _of_others(answer: Answer) -> bool:
+    """Tell whether a suspend was refused for the sake of processes that are not of this test."""
+    if answer.exit_code != 3 or answer.json["reason"] != "may-share":
+        return False
+    own = {process.pid for process in processes.descendants([os.getpid()], processes.all_processes())}
+    return not own.issuperset(answer.json["error"]["facts"]["others"])
+
+
 class Tool:
     """Runs `nvsnap-gpu-suspend`. Its state directory is a folder of the test's own where the tool allows that."""
 
@@ -58,8 +71,20 @@ class Tool:
         """Return the tool's environment: the machine's, without the shim."""
         return self.setting.environ() | {"NVSNAP_GPU_SUSPEND_STATE_DIR": self.state_dir}
 
-    def run(self, *arguments: str | int, json_out: bool = True, deadline_s: float | None = None,
-            env: dict[str, str] | None = None, prefix: tuple[str, ...] = (), without: str = "") -> Answer:
+    def run(self, *arguments: str | int, **how: Any) -> Answer:
+        """Run one command, as `_run_once` does.
+
+        With --allow-unshimmed a stopped CUDA process of anybody is in the way: another test's is waited for.
+        """
+        until = time.monotonic() + OTHERS_S
+        while True:
+            answer = self._run_once(*arguments, **how)
+            if "--allow-unshimmed" not in arguments or time.monotonic() > until or not _of_others(answer):
+                return answer
+            time.sleep(0.5)
+
+    def _run_once(self, *arguments: str | int, json_out: bool = True, deadline_s: float | None = None,
+                  env: dict[str, str] | None = None, prefix: tuple[str, ...] = (), without: str = "") -> Answer:
         """Run one command and wait for it; past the deadline it is interrupted, then killed, and the test fails.
 
         `prefix` is what runs it: a program of the system with its options; `without` is a system call that is denied.
