@@ -59,11 +59,18 @@ class Files:
     """File operations over one `System`; one object may be used from any number of threads.
 
     `notify` gets one line whenever something works less well than asked, such as a filesystem without direct I/O.
+    `waits` is asked, from any thread, while an object store does not answer, whether to wait any longer.
     """
 
-    def __init__(self, system: System | None = None, notify: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        system: System | None = None,
+        notify: Callable[[str], None] | None = None,
+        waits: Callable[[], bool] = lambda: True,
+    ) -> None:
         self.system = system or System()
         self._notify = notify or (lambda line: None)
+        self.waits = waits
         self._buffered: set[int] = set()  # filesystems (by device) that refused direct I/O
         self._told: set[str] = set()
         self._guard = threading.Lock()

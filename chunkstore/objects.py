@@ -1,8 +1,9 @@
 """A store in an object store (S3, GCS, Azure), through the package obstore, which is loaded when the first is opened.
 
-Owns the way there: URLs, requests, parallel ranges. Retries with backoff, credentials and the checksums of requests are
-the client's. An object appears whole or not at all: nothing has to be synced, and a chunk that is there was written
-whole. There are no locks, so saves and loads work, and nothing can be collected.
+Owns the way there: URLs, requests, parallel ranges, and the end of the wait for an answer. Retries with backoff,
+credentials and the checksums of requests are the client's. An object appears whole or not at all: nothing has to be
+synced, and a chunk that is there was written whole. There are no locks, so saves and loads work, and nothing can be
+collected.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import contextlib
 import errno
 import os
 import re
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from chunkstore import errors, format
 from chunkstore.chunks import Backend, Entry, State
@@ -26,11 +29,14 @@ from chunkstore.place import Place
 
 PIECE_BYTES = 8 << 20
 RANGES = 8  # of one chunk at a time
-REQUEST_TIMEOUT = "300s"  # of one request: a chunk is written by one
+REQUEST_TIMEOUT = "180s"  # of one request: a chunk is written by one
 RETRIES = 10  # with backoff, for three minutes at most
+LOOK_S = 0.1  # between two looks whether an answer is still waited for
 _URL = re.compile(r"(s3a?|gs|az|azure|adl|abfss?)://")
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "specified bucket does not exist")  # S3, Azure, GCS
 _WRITTEN_WHOLE_NS = -1  # before any check of the store: what is there need not be compared again
+
+T = TypeVar("T")
 
 
 def is_url(path: str) -> bool:
@@ -57,6 +63,39 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().split("\n")[0]
 
 
+@dataclass(frozen=True)
+class Client:
+    """The client of one object store: the package's functions, what they work on, and whether to wait any longer."""
+
+    calls: Any
+    store: Any
+    waits: Callable[[], bool]
+
+    def ask(self, path: str, request: Callable[[], T]) -> T:
+        """Return what a request returns; raises OSError if it fails, or its answer is not waited for any more.
+
+        A call of the client's hears no signal and no deadline, and a server that has gone deaf holds it for minutes:
+        so it is made in a thread of its own. That is a daemon, which keeps no command from its end.
+        """
+        answer: Future[T] = Future()
+
+        def work() -> None:
+            try:
+                answer.set_result(request())
+            except BaseException as error:
+                answer.set_exception(error)
+
+        try:
+            threading.Thread(target=work, name="chunkstore-request", daemon=True).start()
+        except RuntimeError as error:
+            raise OSError(errno.EAGAIN, str(error), path) from error
+        while not wait([answer], LOOK_S).done:
+            if not self.waits():
+                raise OSError(errno.EREMOTEIO, "it does not answer", path)
+        with _requests(path):
+            return answer.result()
+
+
 def _ns(time: datetime) -> int:
     return int(time.timestamp() * 1e9)
 
@@ -66,27 +105,30 @@ class Bucket(Place):
 
     absent = "see that the bucket is there, and name the prefix of a store in it"
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, waits: Callable[[], bool]) -> None:
         self.path = url.rstrip("/")
         try:
             import obstore
             import obstore.store
         except ImportError:
             raise errors.NoClient(path=self.path) from None
-        self._calls = obstore
         with _requests(self.path):
-            self._client = obstore.store.from_url(
+            store = obstore.store.from_url(
                 self.path,
                 # Options that are given here hide the environment's, of which this one matters: servers without TLS.
                 client_options={"timeout": REQUEST_TIMEOUT, "allow_http": os.environ.get("AWS_ALLOW_HTTP") == "true"},
                 retry_config={"max_retries": RETRIES},
             )
+        self._client = Client(obstore, store, waits)
+
+    def _ask(self, name: str, request: Callable[[Any, Any], T]) -> T:
+        client = self._client
+        return client.ask(f"{self.path}/{name}" if name else self.path, lambda: request(client.calls, client.store))
 
     def make(self, digest: Hash) -> None:
         """Raise `NotAStore` if other objects lie there, or if there is no such bucket."""
         try:
-            with _requests(self.path):
-                found = self._calls.list_with_delimiter(self._client)
+            found = self._ask("", lambda calls, store: calls.list_with_delimiter(store))
         except FileNotFoundError:
             advice = "make it, or name one that is there"
             raise errors.NotAStore(path=self.path, detail="there is no such bucket", advice=advice) from None
@@ -98,35 +140,32 @@ class Bucket(Place):
 
     def chunks(self, digest: Hash) -> Backend:
         """Return the chunks here, of a store that uses this hash."""
-        return ObjectChunks(self.path, self._calls, self._client, digest)
+        return ObjectChunks(self.path, self._client, digest)
 
     def read(self, name: str) -> bytes:
         """Return the content of a document; raises FileNotFoundError if there is none."""
-        with _requests(f"{self.path}/{name}"):
-            return bytes(self._calls.get(self._client, name).bytes())
+        return self._ask(name, lambda calls, store: bytes(calls.get(store, name).bytes()))
 
     def write(self, name: str, content: bytes, replace: bool = False) -> bool:
         """Write a document in one step; returns False if there was one and `replace` is not given."""
-        return _put(self._calls, self._client, self.path, name, content, replace)
+        return _put(self._client, self.path, name, content, replace)
 
     def exists(self, name: str) -> bool:
         """Tell whether there is such a document."""
         try:
-            with _requests(f"{self.path}/{name}"):
-                self._calls.head(self._client, name)
+            self._ask(name, lambda calls, store: calls.head(store, name))
         except FileNotFoundError:
             return False
         return True
 
     def remove(self, name: str) -> None:
         """Remove a document, if there is one."""
-        with contextlib.suppress(FileNotFoundError), _requests(f"{self.path}/{name}"):
-            self._calls.delete(self._client, name)
+        with contextlib.suppress(FileNotFoundError):
+            self._ask(name, lambda calls, store: calls.delete(store, name))
 
     def list(self, folder: str) -> list[tuple[str, int]]:
         """Return the documents in a folder: names, and when they were written, in ns by the clock here."""
-        with _requests(f"{self.path}/{folder}"):
-            found = self._calls.list_with_delimiter(self._client, folder)
+        found = self._ask(folder, lambda calls, store: calls.list_with_delimiter(store, folder))
         return sorted((item["path"], _ns(item["last_modified"])) for item in found["objects"])
 
     def clock_ns(self) -> int:
@@ -145,17 +184,16 @@ class Bucket(Place):
 class ObjectChunks(Backend):
     """Chunks as objects, `chunks/ab/HASH` below the store's prefix. May be used from any thread."""
 
-    def __init__(self, path: str, calls: Any, client: Any, digest: Hash) -> None:
+    def __init__(self, path: str, client: Client, digest: Hash) -> None:
         self.path = path
-        self._calls = calls
         self._client = client
         self._hash = digest
 
     def lookup(self, name: str) -> Entry | None:
         """Return what is known of a chunk without reading it."""
+        client = self._client
         try:
-            with _requests(f"{self.path}/{_key(name)}"):
-                return _entry(self._calls.head(self._client, _key(name)))
+            return _entry(client.ask(f"{self.path}/{_key(name)}", lambda: client.calls.head(client.store, _key(name))))
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -193,9 +231,13 @@ class ObjectChunks(Backend):
 
     def _get(self, name: str, start: int, end: int) -> tuple[memoryview, int]:
         """Return a range of a chunk's bytes, and the size of the whole."""
-        with _requests(f"{self.path}/{_key(name)}"):
-            answer = self._calls.get(self._client, _key(name), options={"range": (start, end)})
+        client = self._client
+
+        def request() -> tuple[memoryview, int]:
+            answer = client.calls.get(client.store, _key(name), options={"range": (start, end)})
             return memoryview(answer.bytes()).cast("B"), int(answer.meta["size"])
+
+        return client.ask(f"{self.path}/{_key(name)}", request)
 
     def compare(self, chunk: Chunk, data: memoryview) -> State:
         """Compare a chunk with the bytes that it should hold, a piece at a time."""
@@ -226,7 +268,7 @@ class ObjectChunks(Backend):
         """Publish a chunk by one request; returns False if it was there and `replace` is not given."""
         name = _key(str(chunk.hash))
         try:
-            return _put(self._calls, self._client, self.path, name, data, replace)
+            return _put(self._client, self.path, name, data, replace)
         except OSError as error:
             raise errors.write_failed("cannot write", f"{self.path}/{name}", error) from error
 
@@ -236,12 +278,12 @@ class ObjectChunks(Backend):
 
     def entries(self) -> Iterator[Entry]:
         """Yield every chunk, in no order; raises OSError. Objects of other names are passed over."""
-        with _requests(f"{self.path}/{format.CHUNKS}"):
-            for batch in self._calls.list(self._client, format.CHUNKS, chunk_size=1000):
-                for item in batch:
-                    name = item["path"].rpartition("/")[2]
-                    if is_chunk_name(name, self._hash.digits) and item["path"] == _key(name):
-                        yield _entry(item)
+        batches = iter(self._client.calls.list(self._client.store, format.CHUNKS, chunk_size=1000))
+        while (batch := self._client.ask(f"{self.path}/{format.CHUNKS}", lambda: next(batches, None))) is not None:
+            for item in batch:
+                name = item["path"].rpartition("/")[2]
+                if is_chunk_name(name, self._hash.digits) and item["path"] == _key(name):
+                    yield _entry(item)
 
     def reap(self, before_ns: int, dry_run: bool = False) -> int:
         """Return 0: an object that was not written whole is nowhere."""
@@ -261,16 +303,19 @@ def _entry(item: Any) -> Entry:
     return Entry(name, int(item["size"]), _WRITTEN_WHOLE_NS, _ns(item["last_modified"]))
 
 
-def _put(calls: Any, client: Any, path: str, name: str, content: bytes | memoryview, replace: bool) -> bool:
+def _put(client: Client, path: str, name: str, content: bytes | memoryview, replace: bool) -> bool:
     """Write an object by one request, so that it can be refused where the name is taken."""
     from obstore.exceptions import AlreadyExistsError
 
-    with _requests(f"{path}/{name}"):
+    def request() -> bool:
         try:
-            calls.put(client, name, content, mode="overwrite" if replace else "create", use_multipart=False)
+            mode = "overwrite" if replace else "create"
+            client.calls.put(client.store, name, content, mode=mode, use_multipart=False)
         except AlreadyExistsError:
             return False
-    return True
+        return True
+
+    return client.ask(f"{path}/{name}", request)
 
 
 def _no_locks(path: str) -> LocksUnsupported:

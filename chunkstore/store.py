@@ -294,7 +294,7 @@ def _as_bytes(view: memoryview) -> memoryview:
 
 def _place(path: str | os.PathLike[str], files: Files) -> Place:
     if objects.is_url(os.fspath(path)):
-        return objects.Bucket(os.fspath(path))
+        return objects.Bucket(os.fspath(path), files.waits)
     return Directory(os.path.abspath(path), files)
 
 

@@ -7,6 +7,7 @@ brings a group back is never interrupted, since half-way is the one place where 
 from __future__ import annotations
 
 import signal
+import time
 from types import FrameType
 from typing import Any
 
@@ -19,6 +20,7 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
+        self._at = 0.0  # on the monotonic clock
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interrupts:
@@ -37,7 +39,12 @@ class Interrupts:
         self._before.clear()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.received = self.received or signal.Signals(number)
+        if self.received is None:
+            self._at, self.received = time.monotonic(), signal.Signals(number)
+
+    def overdue(self, seconds: float) -> bool:
+        """Tell whether a signal came so long ago."""
+        return self.received is not None and time.monotonic() - self._at >= seconds
 
     def check_begin(self) -> None:
         """Raise NotBegun if a signal came: nothing is changed yet, whatever the command would do next."""

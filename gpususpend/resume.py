@@ -65,8 +65,8 @@ def _ended(member: Member) -> errors.RankDied:
 def told(session: Session) -> Iterator[None]:
     """Turn what fails on the way back, or at a look before it, into the outcome that says where it left the group.
 
-    A Refused that comes before anything has changed passes.  Where everything runs all the same, so that there is
-    nothing to come back to, a failure is no more than a warning.
+    A Refused or NotBegun that comes before anything has changed passes.  Where everything runs all the same, so that
+    there is nothing to come back to, a failure is no more than a warning.
     """
     try:
         yield
@@ -74,7 +74,7 @@ def told(session: Session) -> Iterator[None]:
         raise
     except Exception as failure:
         cause = as_cause(session, failure)
-        refused = isinstance(cause, errors.Refused) and not session.changed
+        refused = isinstance(cause, (errors.Refused, errors.NotBegun)) and not session.changed
         end = cause if refused else outcome(session, cause)
         if end is not None:
             if not refused or not is_whole(session):  # else all is as it was, the record, too

@@ -57,7 +57,7 @@ class StoredMemory:
         self.bytes: Counter[str] = Counter()  # by what the store did with it, or where it had it
         self._session = session
         self._options = options
-        self._files = Files(session.context.tools.system(), session.context.warn)
+        self._files = Files(session.context.tools.system(), session.context.warn, self._waits)
         self._store: Store | None = None
         self._save: Save | None = None
         self._checkpoint: Checkpoint | None = None
@@ -68,22 +68,53 @@ class StoredMemory:
         self._failure: BaseException | None = None  # ends the step for all
         self._patience: Deadline | None = None  # with what is under way then
         self._hangs = False  # the store holds threads of ours
+        self._until: Deadline | None = None  # with answers of an object store, outside of such steps
+        self._heed: Callable[[], None] | None = None  # raises for a signal; None where none is heeded
         self._copies: list[Span] = []  # of the step that is on; appended to by many threads, which is atomic
         self._counting = threading.Lock()
+
+    # An object store that does not answer
+
+    @contextlib.contextmanager
+    def _asking(self, seconds: float, heed: Callable[[], None] | None = None) -> Iterator[None]:
+        """Wait for answers so many seconds, and ten after a signal, for which `heed` raises."""
+        self._until, self._heed = Deadline(seconds), heed
+        try:
+            yield
+        except (StoreError, errors.StoreProblem):
+            if heed is not None and self._signal_overdue():
+                heed()
+            raise
+        finally:
+            self._until = self._heed = None
+
+    def _signal_overdue(self) -> bool:
+        return self._session.context.interrupts.overdue(self._session.limits.store_grace_s)
+
+    def _waits(self) -> bool:
+        """Tell whether an answer is waited for any longer; asked in any thread.
+
+        In the steps that all ranks take, `_turn_back_in_time` says so.
+        """
+        if self._hangs or (self._until is not None and self._until.passed()):
+            return False
+        return self._heed is None or not self._signal_overdue()
 
     # Before anything changes
 
     def check(self, plans: Mapping[int, Plan]) -> None:
-        """Refuse places that lie in each other, or cannot take what is planned; raises StoreProblem."""
-        try:
-            self._check_places()
-            with contextlib.suppress(NotAStore):  # then it is made
-                self._store = self._open()
-                self._require_usable(self._store)
-            self._check_cache()
-            self._check_room([plan.arena_bytes for plan in plans.values()])
-        except StoreError as error:
-            raise _as_refusal(error) from error
+        """Refuse places that lie in each other, or cannot take what is planned; raises StoreProblem, NotBegun."""
+        session = self._session
+        with self._asking(session.limits.copy_timeout_s, session.context.interrupts.check_begin):
+            try:
+                self._check_places()
+                with contextlib.suppress(NotAStore):  # then it is made
+                    self._store = self._open()
+                    self._require_usable(self._store)
+                self._check_cache()
+                self._check_room([plan.arena_bytes for plan in plans.values()])
+            except StoreError as error:
+                raise _as_refusal(error) from error
 
     def _check_places(self) -> None:
         """Refuse a checkpoint's directory that will not do, and what lies in the state directory, or has that inside.
@@ -304,19 +335,20 @@ class StoredMemory:
 
         Nothing of the workload has changed yet, so that everything that fails is a refusal: raises StoreRefused.
         """
-        record = self._session.record
+        session, record = self._session, self._session.record
         facts = {
             "depth": record.depth.value, "driver": record.driver, "simulated": record.simulated, "origin": record.origin
         }  # fmt: skip
-        try:
-            if self._store is None:
-                self._store = self._open_or_make()
-            self._save = Save.begin(self._store, self.places.directory, facts)
-            self._use_cache(self._store)
-        except StoreError as error:
-            raise _as_refusal(error) from error
+        with self._asking(session.limits.copy_timeout_s, lambda: session.context.interrupts.check("save")):
+            try:
+                if self._store is None:
+                    self._store = self._open_or_make()
+                self._save = Save.begin(self._store, self.places.directory, facts)
+                self._use_cache(self._store)
+            except StoreError as error:
+                raise _as_refusal(error) from error
         self.places = replace(self.places, directory=self._save.path, checkpoint=self._save.id)
-        self._session.note(stored=self.places)
+        session.note(stored=self.places)
 
     def _open_or_make(self) -> Store:
         try:
@@ -331,9 +363,11 @@ class StoredMemory:
         Raises what fails first; then there is no checkpoint, and all memory is where it was.
         """
         assert self._save is not None
+        session = self._session
         self.bytes.clear()
-        self._each("save", self._save_rank, self._session.arena_total)
-        with self._session.timed("commit", 1), translated():
+        self._each("save", self._save_rank, session.arena_total)
+        heed = (lambda: session.context.interrupts.check("commit")) if session.interruptible else None
+        with session.timed("commit", 1), self._asking(session.limits.copy_timeout_s, heed), translated():
             self._checkpoint = self._save.commit()
             self._save = None
 
@@ -373,6 +407,10 @@ class StoredMemory:
             self._session.context.warn(f"the store does not answer; the next save in {self.places.directory} clears it")
             self._save = None
             return
+        with self._asking(self._session.limits.store_grace_s):
+            self._clear_away(cause)
+
+    def _clear_away(self, cause: errors.GpushareError | None) -> None:
         if self._save is not None:
             self._save.abort()
             self._save = None
@@ -398,9 +436,11 @@ class StoredMemory:
     def open(self, needed: Mapping[int, str]) -> None:
         """Open the checkpoint that ranks need, by pid, before anything changes.
 
-        Raises StoreProblem, OtherCheckpoint, OtherCache.
+        Raises StoreProblem, OtherCheckpoint, OtherCache, NotBegun.
         """
-        with translated():
+        session = self._session
+        heed = session.context.interrupts.check_begin if self._store is None else None  # later, much has changed
+        with self._asking(session.limits.copy_timeout_s, heed), translated():
             self._store = self._store or self._open()
             checkpoint = Checkpoint.open(self.places.directory, files=self._files)
             checkpoint.require_store(self._store)
@@ -517,7 +557,8 @@ class StoredMemory:
         """Unmap the rings; a save that was not committed leaves nothing."""
         self.drop_rings()
         if self._save is not None and not self._hangs:
-            self._save.abort()
+            with self._asking(self._session.limits.store_grace_s):
+                self._save.abort()
         self._save = None
 
 

@@ -18,7 +18,7 @@ import click
 
 from gpususpend import errors, openfiles
 from gpususpend.cli import options, output
-from gpususpend.defaults import COPY_THREADS
+from gpususpend.defaults import COPY_THREADS, LIMITS
 from gpususpend.interrupt import Interrupts
 from gpususpend.progress import Progress, readable_bytes
 from gpususpend.report import Report
@@ -117,9 +117,20 @@ class Common:
         openfiles.reserve()
         progress = Progress(quiet=self.quiet)
         report.changed = True  # as far as anybody can tell afterwards
-        with Interrupts() as interrupts, translated():
+        with Interrupts() as interrupts:
+
+            def given_up() -> bool:
+                return interrupts.overdue(LIMITS.store_grace_s)
+
+            files = Files(notify=report.warnings.append, waits=lambda: not given_up())
             try:
-                yield Work(Files(notify=report.warnings.append), progress, interrupts)
+                with translated():
+                    yield Work(files, progress, interrupts)
+            except errors.StoreProblem as problem:
+                if interrupts.received is None or not given_up():
+                    raise
+                state = f"{problem}; repeat the command"
+                raise errors.CutOff(signal=interrupts.received.name, state=state) from problem
             finally:
                 progress.end()
 

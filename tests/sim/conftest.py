@@ -94,11 +94,11 @@ def places(tool: Tool) -> Iterator[Places]:
 class Background:
     """A command that runs while the test looks on."""
 
-    def __init__(self, tool: Tool, *words: str | int) -> None:
+    def __init__(self, tool: Tool, *words: str | int, env: dict[str, str] | None = None) -> None:
         self.tool = tool
         self.command = [sys.executable, "-m", "gpususpend", *map(str, words), "--driver", "sim", "--json"]
         self.process = subprocess.Popen(
-            self.command, cwd=ROOT, env=tool.environ(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            self.command, cwd=ROOT, env=tool.environ() | (env or {}), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 

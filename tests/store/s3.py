@@ -4,28 +4,68 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 BUCKET = "checkpoints"
 START_S = 60
 
 
+@dataclass(frozen=True)
+class Server:
+    """A server that runs."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+
+    @contextmanager
+    def deaf(self) -> Iterator[None]:
+        """Have it take connections and answer nothing, until the end of the with statement."""
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
+
+    def wait_for_client(self, pid: int) -> None:
+        """Wait until a process has a connection to it."""
+        port = int(self.url.rsplit(":", 1)[1])
+        until = time.monotonic() + START_S
+        while time.monotonic() < until:
+            lines = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()]
+            inodes = [words[9] for words in lines if words[2].endswith(f":{port:04X}") and words[3] == "01"]
+            fds = [os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir() if fd.is_symlink()]
+            if any(f"socket:[{inode}]" in fds for inode in inodes):
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"pid {pid} asks nothing")
+
+
 @contextmanager
 def serving(log: Path) -> Iterator[str]:
     """Yield the URL of a server that runs until the end of the with statement."""
+    with running(log) as server:
+        yield server.url
+
+
+@contextmanager
+def running(log: Path) -> Iterator[Server]:
+    """Yield a server that runs until the end of the with statement."""
     with log.open("wb") as out:
         process = subprocess.Popen(
             [sys.executable, "-u", "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"], stdout=out, stderr=out
         )
     try:
-        yield _wait(process, log)
+        yield Server(_wait(process, log), process)
     finally:
         process.kill()
         process.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -36,6 +37,8 @@ from chunkstore.hashing import DEFAULT_HASH, hash_by_name
 from chunkstore.io import LocksUnsupported
 from chunkstore.roots import State as RootState
 from chunkstore.transfer import copy_checkpoint, prefetch
+from tests.programs.setting import ROOT
+from tests.programs.tool import Answer
 from tests.store import s3
 from tests.store.test_commands import refused, run
 from tests.store.test_gc import age
@@ -299,6 +302,30 @@ class TestObjectStore:
             later.get(chunk, into)
             assert bytes(into) == content(1)
             assert way.connections > 1
+
+    def test_server_that_does_not_answer(self, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It is waited for as long as `waits` says, by every thread that asks; a signal ends `store ls`."""
+        monkeypatch.setattr(objects, "PIECE_BYTES", SIZE // 4)
+        waits = [True]
+        with s3.running(tmp_path / "log") as server:
+            monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+            store = Store.create(url, chunk_size_bytes=SIZE, files=Files(waits=lambda: waits[0]))
+            chunk = store.put(memory(content(1))).chunk
+            with server.deaf():
+                waits[0] = False
+                with pytest.raises(errors.Damaged, match="does not answer"):
+                    store.get(chunk, memory(SIZE))
+                with pytest.raises(errors.WriteFailed, match="does not answer"):
+                    Save.begin(store, tmp_path / "ckpt")
+                ls = [sys.executable, "-m", "gpususpend", "store", "ls", url, "--json"]
+                with subprocess.Popen(ls, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as slow:
+                    server.wait_for_client(slow.pid)
+                    slow.send_signal(signal.SIGINT)
+                    out, err = slow.communicate(timeout=60)
+                refused(Answer(ls, slow.returncode, out, err), 130, "cut-off")
+            waits[0] = True
+            store.get(chunk, into := memory(SIZE))
+            assert bytes(into) == content(1)
 
     def test_ranges_are_asked_for_at_a_time(self, url: str, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(objects, "PIECE_BYTES", 4096)
