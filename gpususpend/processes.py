@@ -212,11 +212,17 @@ def tracer(pid: int, proc: str = PROC) -> int:
     """Return the process that traces a thread of this one, 0 if none does."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for name in os.listdir(f"{proc}/{pid}/task"):
-            with contextlib.suppress(OSError), open(f"{proc}/{pid}/task/{name}/status", encoding="utf-8") as file:
-                found = re.search(r"^TracerPid:\t(\d+)$", file.read(), re.M)
-                if found and int(found[1]):
-                    return int(found[1])
+            with contextlib.suppress(OSError):
+                if keeper := _tracer_of(pid, name, proc):
+                    return keeper
     return 0
+
+
+def _tracer_of(pid: int, tid: int | str, proc: str) -> int:
+    """Return the process that traces a thread, 0 if none does that is shown here.  Raises OSError."""
+    with open(f"{proc}/{pid}/task/{tid}/status", encoding="utf-8", errors="replace") as file:
+        found = re.search(r"^TracerPid:\t(\d+)$", file.read(), re.M)
+    return int(found[1]) if found else 0
 
 
 def stopped_by(pid: int, proc: str = PROC, each_thread: bool = False) -> str:
@@ -244,9 +250,7 @@ def stopped_by(pid: int, proc: str = PROC, each_thread: bool = False) -> str:
 
 def _tracer_named(pid: int, tid: int, proc: str) -> str:
     """Return who traces a thread, by pid and name; one outside of this pid namespace has none here."""
-    with open(f"{proc}/{pid}/task/{tid}/status", encoding="utf-8", errors="replace") as file:
-        found = re.search(r"^TracerPid:\t(\d+)$", file.read(), re.M)
-    keeper = int(found[1]) if found else 0
+    keeper = _tracer_of(pid, tid, proc)
     if not keeper:
         return "which is not shown here"
     with contextlib.suppress(errors.Refused, OSError):
