@@ -88,7 +88,7 @@ class Helper:
     def _start(cls, module: str, state_dir: Path, environment: Mapping[str, str]) -> Helper:
         # Without relative entries: what lies in the current directory is not ours.
         path = [*(entry for entry in sys.path if os.path.isabs(entry)), str(Path(__file__).resolve().parent.parent)]
-        # What is loaded stays: to look for garbage among it would be a tenth of the start.
+        # What is loaded stays: to look for garbage among it would take a while of the start.
         code = f"import gc, sys; gc.disable(); sys.path[:] = {path!r}; from {module} import main; "
         code += "gc.freeze(); gc.enable(); main()"
         with contextlib.ExitStack() as undo:

@@ -227,7 +227,7 @@ def test_the_supervisor_loads_no_driver() -> None:
 
 @pytest.mark.parametrize("module", ["driver_process", "holder_process"])
 def test_a_helper_loads_nothing_slow(module: str) -> None:
-    """It is started anew by every command; `secrets` alone, with all that hashes, was a tenth of it."""
+    """It is started anew by every command; `secrets` alone loads all that hashes."""
     slow = {"secrets", "hashlib", "click", "numpy", "rich"}
     code = f"import sys, gpususpend.{module}; print({slow} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
