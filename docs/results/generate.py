@@ -18,6 +18,7 @@ PAGE = FOLDER / "README.md"
 DEMO = "gpushare-demo/1"
 STORE = "gpushare-store-bench/1"
 VLLM = "gpushare-vllm/1"
+VLLM_LOAD = "gpushare-vllm-load/1"
 GPU = "gpushare-gpu-bench/1"
 GB = 1e9
 MIB = 1 << 20
@@ -57,13 +58,22 @@ run, and of each the quickest counts. The ratio is the value by the baseline's; 
 VLLM_INTRODUCTION = """\
 ## vLLM
 
-By `python -m tests.gpu.vllm` ([how](../how-to/test-on-gpus.md#a-vllm-server)): a server with two ranks, taken off its
-GPUs and put back. In the second of four cycles 16 requests are in flight, in the fourth one alone (16 each second time
-in older runs). *stop* is the time from the closing of the gates until the threads are stopped; before it the server
-works. Tokens a second are those of 16 streams together, before the first
-cycle. *alone* is the request that is sent by itself after each cycle, *in flight* what equals a run without a suspend,
-*two runs* what two such runs have in common. A request counts as in flight where it was not answered yet while the
-server was suspended; of older runs that is not recorded, and they say so.
+By `python -m tests.gpu.vllm` ([how](../how-to/test-on-gpus.md#a-vllm-server)): a server, of two ranks where its
+command does not say otherwise, taken off its GPUs and put back. In the second of four cycles 16 requests are in
+flight, in the fourth one alone (16 each second time in older runs). *stop* is the time from the closing of the gates
+until the threads are stopped; before it the server works. Tokens a second are those of 16 streams together, before
+the first cycle. *alone* is the request that is sent by itself after each cycle, *in flight* what equals a run without
+a suspend, *two runs* what two such runs have in common. A request counts as in flight where it was not answered yet
+while the server was suspended; of older runs that is not recorded, and they say so.
+"""
+
+
+LOAD_INTRODUCTION = """\
+## vLLM at work
+
+By `python -m tests.gpu.vllm --mode load`: three servers up at once, asked in turns, 16 requests at a time. Of the two
+without the shim one was started before the one with it and one after: the first process with a context on a GPU
+launches kernels faster, whichever it is.
 """
 
 
@@ -88,7 +98,7 @@ class BadRecord(Exception):
 def load(path: Path) -> dict[str, Any]:
     """Return one recorded run. Raises BadRecord."""
     record = json.loads(path.read_text())
-    known = (DEMO, GPU, STORE, VLLM)
+    known = (DEMO, GPU, STORE, VLLM, VLLM_LOAD)
     if record.get("schema") not in known:
         raise BadRecord(f"{path.name}: schema {record.get('schema')!r}, none of {known}")
     if not record.get("commit"):
@@ -290,8 +300,21 @@ def vllm_sections(records: list[tuple[str, dict[str, Any]]]) -> str:
                   f"- `{' '.join(record['argv'])}`", f"- `{' '.join(record['command'])}`", f"- environment: `{shown}`",
                   *([f"- differs from a stock start: {'; '.join(record['differences'])}"] if "differences" in record
                     else []),
-                  *control_lines(record), *stored_lines(record), "", *phase_rows(record)]  # fmt: skip
+                  *remark(name), *control_lines(record), *stored_lines(record), "", *phase_rows(record)]  # fmt: skip
     return "\n".join([*lines, ""])
+
+
+def load_section(name: str, record: dict[str, Any]) -> str:
+    """Return the section of three servers at work, with the shim and without."""
+    facts = [
+        f"- commit `{record['commit']}`, {record['date']}, {record['driver'].strip()}",
+        f"- `{' '.join(record['argv'])}`",
+        f"- `{' '.join(record['command'])}`, and twice without the shim",
+        *(f"- {who}, tokens/s: {', '.join(f'{one:.0f}' for one in rates)}"
+          for who, rates in record["tokens_per_second"].items()),
+        *remark(name),
+    ]  # fmt: skip
+    return "\n".join([f"### {name}", "", *facts, "", *LINE_HEADS, *line_rows(record["lines"]), ""])
 
 
 def page() -> str:
@@ -303,7 +326,9 @@ def page() -> str:
     servers = [one for one in records if one[1]["schema"] == VLLM and not one[1].get("simulated")]
     parts = [INTRODUCTION, *(demos or ["No run on a GPU is recorded yet.\n"])]
     parts += [GPU_INTRODUCTION, *benches] if benches else []
+    loads = [load_section(*one) for one in records if one[1]["schema"] == VLLM_LOAD and not one[1]["simulated"]]
     parts += [VLLM_INTRODUCTION, vllm_sections(servers)] if servers else []
+    parts += [LOAD_INTRODUCTION, *loads] if loads else []
     return "\n".join([*parts, STORE_INTRODUCTION, *(stores or ["None is recorded yet.\n"])])
 
 

@@ -98,6 +98,28 @@ def test_through_a_store(harness: Harness) -> None:
     assert fresh["shared"]["share_of_weights"] < 0.9 and fresh["shared"]["reason"]
 
 
+def test_one_rank(harness: Harness) -> None:
+    """A server with one rank: cycles, negative controls and the store are the same."""
+    record = harness.run("--mode", "shim", "--ranks", "1", "--cycles", "2", "--negative-controls", "--store",
+                         str(harness.folder / "places"))
+    assert record["ok"] and record["ranks"] == 1 and "--tensor-parallel-size 1" in " ".join(record["command"])
+    assert record["cycles"][1]["in_flight_while_suspended"] == 16
+    assert record["negative_controls"]["weight"]["bytes"] == 2 * CONFIG["hidden_size"] * CONFIG["intermediate_size"]
+    assert record["stored"][1]["new_chunks_in_weights"] == []
+
+
+def test_load_with_the_shim_and_without(harness: Harness) -> None:
+    """Three servers are up at once and asked in turns; what each gave is on record."""
+    record = harness.run("--mode", "load", "--rounds", "3", "--long", "10")
+    assert record["schema"] == "gpushare-vllm-load/1" and "gpususpend run" in " ".join(record["command"])
+    assert {name: len(rates) for name, rates in record["tokens_per_second"].items()} == {
+        "first": 3, "shim": 3, "plain": 3}
+    speed, order, memory = record["lines"]
+    assert speed["limit"] and speed["within_limit"] is None and 0.1 < speed["ratio"] < 10
+    assert not order["limit"] and memory["within_limit"] is None
+    assert record["used_mib"]["shim"] >= record["used_mib"]["plain"] > 0
+
+
 def test_all_within_a_budget(harness: Harness) -> None:
     """A server past its time is interrupted and its record kept; what there is no time for is said and not begun."""
     harness.run("--all", "--parts", "bare,off", "--long", "5000", "--budget", "90", out="all", code=1)

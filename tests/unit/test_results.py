@@ -219,3 +219,19 @@ def test_check_notices_a_page_edited_by_hand(generate: ModuleType, monkeypatch: 
     assert generate.main() == 0
     generate.PAGE.write_text(generate.PAGE.read_text() + "9,999 GB/s\n")
     assert generate.main() == 1
+
+
+def test_servers_at_work_stand_with_every_rate(generate: ModuleType) -> None:
+    line = {"what": "vLLM", "value": 99.5, "unit": "tokens/s", "baseline": "without the shim", "baseline_value": 100.0,
+            "limit": "ratio >= 0.99", "within_limit": True, "note": "", "ratio": 0.995}  # fmt: skip
+    told = {
+        "schema": "gpushare-vllm-load/1", "mode": "load", "date": "2026-01-01T00:00:00+00:00", "commit": "0123456789ab",
+        "driver": "driver 580.1", "argv": ["python", "-m", "tests.gpu.vllm"], "command": ["serve"], "simulated": False,
+        "tokens_per_second": {"shim": [99.0, 99.5], "plain": [100.0, 101.0]}, "lines": [line],
+    }  # fmt: skip
+    write(generate, "at-work", told)
+    page = generate.page()
+    for part in ("### at-work", "`0123456789ab`", "driver 580.1", "shim, tokens/s: 99, 100", "| held |"):
+        assert part in page
+    write(generate, "at-work", told | {"simulated": True})
+    assert "at-work" not in generate.page()

@@ -22,7 +22,7 @@ MIB = 1 << 20
 def model(tmp_path: Path, **changes: int) -> Model:
     """Return a model read from a folder."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | changes))
-    return Model.read(tmp_path)
+    return Model.read(tmp_path, ranks=2)
 
 
 def test_allocations_are_told_apart_by_size(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`python -m tests.gpu.vllm --mode shim|bare|off --model DIR --out FILE`: one vLLM server, cycle after cycle.
+"""`python -m tests.gpu.vllm --mode shim|bare|off|load --model DIR --out FILE`: one vLLM server, cycle after cycle.
 
 `shim`: default flags, the shim preloaded, `nvsnap-gpu-suspend`. `bare`: default flags, no shim, the driver's checkpoint
 alone. `off`: every transport between GPUs switched off, the driver's checkpoint alone. "Default flags" means that none
@@ -6,7 +6,8 @@ is set for checkpointing. Of four cycles the second has 16 requests in flight, t
 `--negative-controls` adds three cycles in which a bit of a weight and one of a live KV block are flipped, and
 `--store FOLDER` two that go through a store there. FILE gets JSON with the server's command, its environment, every
 difference from a stock start and every measurement; it is written again after each cycle and at an interrupt, so that
-what was measured is kept.
+what was measured is kept. `load`: three servers at once, asked in turns, without the shim, with it, without: what it
+costs (load.py).
 
 `--all` runs one server after the other, each as above, into the folder --out: shim with its extras, off, bare, and
 once more shim (`fresh`), whose weights are looked for in the first one's checkpoint. `--parts` picks some of them.
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from tests.gpu.vllm import machine, weights
+from tests.gpu.vllm.load import run_load
 from tests.gpu.vllm.model import NotFound
 from tests.gpu.vllm.run import OutOfTime, Run
 from tests.gpu.vllm.server import Refused, ServerDied
@@ -34,8 +36,6 @@ from tests.gpu.vllm.ways import Failed
 def one(given: argparse.Namespace) -> int:
     """Run one mode."""
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    if given.weights == "random":
-        weights.make(given.model)
     run = Run(given)
 
     def interrupted(*_: object) -> NoReturn:
@@ -69,10 +69,11 @@ def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.gpu.vllm", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--mode", choices=("shim", "bare", "off"))
+    which.add_argument("--mode", choices=("shim", "bare", "off", "load"))
     which.add_argument("--all", action="store_true", help="one server after the other")
     parser.add_argument("--parts", default=",".join(PARTS), help="which servers of --all, comma between [%(default)s]")
     parser.add_argument("--model", type=Path, required=True, help="folder with config and tokenizer")
+    parser.add_argument("--ranks", type=int, default=2, help="tensor-parallel size; each rank has a GPU [%(default)s]")
     parser.add_argument("--weights", choices=("dummy", "random"), default="dummy",
                         help="random: a file that is made in MODEL, so that answers depend on every weight")
     parser.add_argument("--out", type=Path, required=True, help="a file; with --all a folder")
@@ -93,6 +94,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--start-timeout", type=float, default=240)
     parser.add_argument("--long", type=int, default=1500, help="tokens of a request in flight")
     parser.add_argument("--short", type=int, default=400, help="tokens of a request that only warms up")
+    parser.add_argument("--rounds", type=int, default=11, help="of --mode load: how often each server is asked")
     parser.add_argument("--wait", type=float, default=0.7, metavar="S",
                         help="how long requests are in flight before the bare driver is called")
     return parser
@@ -105,6 +107,10 @@ def main() -> int:
         options().error("--negative-controls and --store are for --mode shim")
     if machine.is_simulated():
         print("simulated: times say nothing about a GPU", flush=True)
+    if given.weights == "random":
+        weights.make(given.model)
+    if given.mode == "load":
+        return run_load(given)
     return run_all(given, sys.argv[1:]) if given.all else one(given)
 
 

@@ -1,5 +1,5 @@
-"""What a model's configuration says of the GPU memory of a server with two ranks: which allocations are weights, which
-the KV cache.
+"""What a model's configuration says of the GPU memory of a server's ranks: which allocations are weights, which the KV
+cache.
 
 PyTorch gives a tensor of 10 MiB or more memory of its own, in steps of 2 MiB; so such a weight is an allocation of a
 size that follows from the configuration, one in each layer. The KV cache is one tensor a layer, all of one size, and
@@ -14,7 +14,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-RANKS = 2
 OF_ITS_OWN = 10 << 20
 STEP = 2 << 20
 ONCE = ("embed_tokens", "lm_head")  # the others are in every layer
@@ -35,14 +34,15 @@ class Model:
     heads: int
     kv_heads: int
     words: int
+    ranks: int
 
     @classmethod
-    def read(cls, folder: Path) -> Model:
-        """Read config.json."""
+    def read(cls, folder: Path, ranks: int) -> Model:
+        """Read config.json, for a server with so many ranks."""
         config = json.loads((folder / "config.json").read_text())
         names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
                  "vocab_size")
-        return cls(*(int(config[name]) for name in names))
+        return cls(*(int(config[name]) for name in names), ranks)
 
     def shards(self) -> dict[str, int]:
         """Return the bytes that each large matrix takes on one rank."""
@@ -53,7 +53,7 @@ class Model:
             "o_proj": self.heads * head * self.hidden,
             "embed_tokens": self.words * self.hidden, "lm_head": self.words * self.hidden,
         }  # fmt: skip
-        return {name: count * ELEMENT // RANKS for name, count in elements.items()}
+        return {name: count * ELEMENT // self.ranks for name, count in elements.items()}
 
     def weight_bytes(self) -> int:
         """Return the bytes of the large matrices on one rank, those that share their memory with others included."""

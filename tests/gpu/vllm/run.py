@@ -31,11 +31,11 @@ class OutOfTime(RuntimeError):
     """The next step would not end before the budget does; what was measured so far holds."""
 
 
-def environ(given: argparse.Namespace) -> dict[str, str]:
-    """Return the server's environment."""
+def environ(given: argparse.Namespace, mode: str) -> dict[str, str]:
+    """Return the environment of a server of a mode."""
     quiet = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1"}
     path = ":".join(word for word in (str(given.site or ""), os.environ.get("PYTHONPATH", "")) if word)
-    off = OFF_ENVIRON if given.mode == "off" else {}
+    off = OFF_ENVIRON if mode == "off" else {}
     return dict(os.environ) | quiet | off | ({"PYTHONPATH": path} if path else {})
 
 
@@ -47,6 +47,27 @@ def differences(given: argparse.Namespace) -> list[str]:
     return [*shown.get(given.mode, []), weights]
 
 
+def start(given: argparse.Namespace, mode: str, log: Path, port: int) -> Server:
+    """Start a server of a mode."""
+    launcher = [sys.executable, "-m", "gpususpend", "run", *machine.words_for_the_tool(), "--"]
+    flags = [*(["--load-format", "dummy"] if given.weights == "dummy" else []),
+             "--gpu-memory-utilization", str(given.util), *(OFF_FLAGS if mode == "off" else [])]
+    return Server(given.model, log, port, ranks=given.ranks, launcher=launcher if mode == "shim" else [], flags=flags,
+                  environ=environ(given, mode))
+
+
+def told_of(given: argparse.Namespace, server: Server) -> dict[str, Any]:
+    """Return what a record says of its run: its command, the server's and its environment."""
+    shown = {name: value for name, value in sorted(environ(given, given.mode).items()) if name.startswith(SHOWN)}
+    command = [Path(word).name if word == sys.executable else word for word in server.command]
+    return {
+        "mode": given.mode, "date": datetime.now(timezone.utc).isoformat(timespec="seconds"), "ranks": given.ranks,
+        "argv": ["python", "-m", "tests.gpu.vllm", *sys.argv[1:]], "command": command, "environment": shown,
+        "simulated": machine.is_simulated(), "commit": os.environ.get("GPUSHARE_COMMIT", ""),
+        "driver": machine.driver(),
+    }
+
+
 class Run:
     """One server and its record."""
 
@@ -54,21 +75,10 @@ class Run:
         self.given = given
         self._until = time.monotonic() + given.budget
         self._longest = 0.0
-        variables = environ(given)
-        launcher = [sys.executable, "-m", "gpususpend", "run", *machine.words_for_the_tool(), "--"]
-        flags = [*(["--load-format", "dummy"] if given.weights == "dummy" else []),
-                 "--gpu-memory-utilization", str(given.util), *(OFF_FLAGS if given.mode == "off" else [])]
-        self.server = Server(given.model, given.out.with_suffix(".server.log"), given.port,
-                             launcher=launcher if given.mode == "shim" else [], flags=flags, environ=variables)
-        shown = {name: value for name, value in sorted(variables.items()) if name.startswith(SHOWN)}
-        command = [Path(word).name if word == sys.executable else word for word in self.server.command]
+        self.server = start(given, given.mode, given.out.with_suffix(".server.log"), given.port)
         self.record: dict[str, Any] = {
-            "schema": "gpushare-vllm/1", "mode": given.mode, "depth": given.depth,
-            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "argv": ["python", "-m", "tests.gpu.vllm", *sys.argv[1:]], "command": command, "environment": shown,
-            "differences": differences(given), "simulated": machine.is_simulated(),
-            "commit": os.environ.get("GPUSHARE_COMMIT", ""), "driver": machine.driver(), "cycles": [],
-            "session": self.server.pid,
+            "schema": "gpushare-vllm/1", **told_of(given, self.server), "depth": given.depth,
+            "differences": differences(given), "cycles": [], "session": self.server.pid,
         }
         self.save()
 
@@ -150,7 +160,7 @@ class Run:
     def controls(self) -> None:
         """Flip a bit of a weight, and one of a live block, and see that both are noticed."""
         self.record["negative_controls"] = record = {}
-        model = Model.read(self.given.model)
+        model = Model.read(self.given.model, self.given.ranks)
         try:
             Controls(self.server, self.shimmed, self.pids, model, dummies=self.given.weights == "dummy",
                      tokens=self.given.long).run(record)
@@ -178,7 +188,7 @@ class Run:
         one["suspended_mib"], _ = machine.gpu_use()
         one["resume"] = self.shimmed.resume()
         one["bytes"] = one["suspend"]["report"]["groups"][0].get("stored", {}).get("bytes")
-        model = Model.read(self.given.model)
+        model = Model.read(self.given.model, self.given.ranks)
         if number > 1:
             before = Path(self.record["stored"][-2]["checkpoint"])
             one["new_chunks_in_weights"] = written_into_weights(before, checkpoint, model.weights())

@@ -39,10 +39,10 @@ class Answer:
 class Server:
     """One server from its start to its end. `launcher` stands in front of its command."""
 
-    def __init__(self, model: Path, log: Path, port: int, *, launcher: list[str], flags: list[str],
-                 environ: dict[str, str]) -> None:
+    def __init__(self, model: Path, log: Path, port: int, *, ranks: int, launcher: list[str],
+                 flags: list[str], environ: dict[str, str]) -> None:
         self.command = [*launcher, sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model),
-                        "--tensor-parallel-size", "2", "--max-model-len", "2048",
+                        "--tensor-parallel-size", str(ranks), "--max-model-len", "2048",
                         "--max-num-seqs", "16", "--port", str(port), *flags]
         self._model, self._url = str(model), f"http://localhost:{port}"
         with log.open("wb") as file:

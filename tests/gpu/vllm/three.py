@@ -52,7 +52,7 @@ def run_all(given: argparse.Namespace, arguments: list[str]) -> int:
     """Run the parts that are wanted; return 0 if all held that should."""
     given.out.mkdir(parents=True, exist_ok=True)
     until, wrong = time.monotonic() + given.budget, []
-    kept = ["model", "weights", "site", "depth", "util", "port", "start_timeout", "long", "short", "wait"]
+    kept = ["model", "ranks", "weights", "site", "depth", "util", "port", "start_timeout", "long", "short", "wait"]
     common = [word for name in kept if getattr(given, name) is not None
               for word in (f"--{name.replace('_', '-')}", str(getattr(given, name)))]
     common += ["--tree"] if given.tree else []

@@ -94,7 +94,7 @@ def make(folder: Path) -> Path:
     path = folder / NAME
     if path.exists():
         return path
-    parts = tensors(Model.read(folder))
+    parts = tensors(Model.read(folder, ranks=1))
     head = json.dumps({one.name: {"dtype": "BF16", "shape": one.shape, "data_offsets": [
         one.begin, one.begin + one.count * ELEMENT]} for one in parts}).encode()
     head += b" " * (-len(head) % 8)

@@ -1,4 +1,4 @@
-"""One rank of the stand-in: `python -m vllm.rank RANK FD`, with weights and a KV cache in GPU memory.
+"""One rank of the stand-in: `python -m vllm.rank RANK RANKS FD MODEL`, with weights and a KV cache in GPU memory.
 
 A token comes out of all weights and of what the blocks of its request hold, so that one wrong bit in either makes
 another answer, and in no other memory. The ranks share a mailbox by CUDA IPC unless NCCL_P2P_DISABLE is set, as ranks
@@ -35,10 +35,10 @@ def weights_of(layer: int, rank: int, size: int) -> Bytes:
 class Rank:
     """The memory of one rank, and what it can do with it."""
 
-    def __init__(self, number: int, model: Path) -> None:
+    def __init__(self, number: int, ranks: int, model: Path) -> None:
         config = json.loads((model / "config.json").read_text())
         self._layers = int(config["num_hidden_layers"])
-        self._shard = int(config["hidden_size"]) * int(config["intermediate_size"])  # half, in two bytes each
+        self._shard = int(config["hidden_size"]) * int(config["intermediate_size"]) * 2 // ranks  # in two bytes each
         need(calls.init(), "cuInit")
         need(calls.ctx_set(need(calls.primary_retain(number), "context")), "set the context")
         self._weights = [need(calls.alloc(self._shard), "weights") for _ in range(self._layers)]
@@ -94,8 +94,8 @@ class Rank:
 
 def main() -> None:
     """Answer requests until the server hangs up."""
-    link = socket.socket(fileno=int(sys.argv[2])).makefile("rw")
-    rank = Rank(int(sys.argv[1]), Path(sys.argv[3]))
+    link = socket.socket(fileno=int(sys.argv[3])).makefile("rw")
+    rank = Rank(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[4]))
     print(json.dumps(rank.share() if os.environ.get("NCCL_P2P_DISABLE") != "1" else ""), file=link, flush=True)
     for line in link:
         name, *arguments = json.loads(line)

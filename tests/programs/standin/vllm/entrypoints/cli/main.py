@@ -1,4 +1,4 @@
-"""The stand-in's front end: `python -m vllm.entrypoints.cli.main serve MODEL … --port N`, two ranks behind it.
+"""The stand-in's front end: `python -m vllm.entrypoints.cli.main serve MODEL … --port N`, with its ranks behind it.
 
 Understands as much of the protocol as `tests.gpu.vllm` speaks, and allocates blocks of the cache as vLLM does: the one
 that has been free for the longest comes first, and what is in it stays.
@@ -16,7 +16,9 @@ import sys
 import threading
 import time
 from collections import deque
+from functools import reduce
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from operator import xor
 from pathlib import Path
 from typing import Any
 
@@ -36,21 +38,21 @@ def gates_will_close() -> bool:
 
 
 class Engine:
-    """Two ranks, and the blocks of their caches; one step at a time."""
+    """The ranks, and the blocks of their caches; one step at a time."""
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, ranks: int) -> None:
         self._free = deque(range(1, BLOCKS))
         self._turn = threading.Lock()
-        self._ranks = [self._start(number, model) for number in range(2)]
+        self._ranks = [self._start(number, ranks, model) for number in range(ranks)]
         handles = [json.loads(rank.readline()) for rank in self._ranks]
-        if all(handles):
+        if ranks > 1 and all(handles):
             for rank, handle in zip(self._ranks, reversed(handles), strict=True):
                 self._ask(rank, "open", handle)
 
     @staticmethod
-    def _start(number: int, model: Path) -> Any:
+    def _start(number: int, ranks: int, model: Path) -> Any:
         near, far = socket.socketpair()
-        subprocess.Popen([sys.executable, "-m", "vllm.rank", str(number), str(far.fileno()), str(model)],
+        subprocess.Popen([sys.executable, "-m", "vllm.rank", str(number), str(ranks), str(far.fileno()), str(model)],
                          pass_fds=[far.fileno()])
         far.close()
         return near.makefile("rw")
@@ -73,7 +75,7 @@ class Engine:
                 for rank in self._ranks:
                     print(json.dumps(["step", blocks, at]), file=rank, flush=True)
                 found = [int(json.loads(rank.readline())) for rank in self._ranks]
-            ids.append((found[0] ^ found[1] ^ len(prompt)) % WORDS)
+            ids.append((reduce(xor, found) ^ len(prompt)) % WORDS)
             logprobs.append(-found[0] / (1 << 32))
         with self._turn:
             self._free.extend(blocks)
@@ -118,8 +120,9 @@ def main() -> None:
     parser.add_argument("command", choices=["serve"])
     parser.add_argument("model", type=Path)
     parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--tensor-parallel-size", type=int, required=True)
     given, _ = parser.parse_known_args()
-    Handler.engine = Engine(given.model)
+    Handler.engine = Engine(given.model, given.tensor_parallel_size)
     Front(("127.0.0.1", given.port), Handler).serve_forever()
 
 
