@@ -433,7 +433,18 @@ def outcome(session: Session, cause: errors.GpushareError) -> errors.GpushareErr
             detail=f". {len(stuck)} that live do not run{also}",
         )  # fmt: skip
     kind = errors.StoreDamaged if isinstance(cause, errors.StoreProblem) else errors.StillSuspended
-    return kind(cause=cause, count_suspended=len(stuck), count=len(session.record.members), states=stuck)
+    return kind(
+        cause=cause, left=left(session.record, len(stuck)), states=stuck,
+        count_suspended=len(stuck), count=len(session.record.members),
+    )  # fmt: skip
+
+
+def left(record: Record, count: int) -> str:
+    """Return what a way back that failed leaves of a group, of which so many do not run, by the name `status` has."""
+    of_all = f"{count} of {len(record.members)} processes"
+    if record.stage is Stage.SUSPENDED:  # it was not begun
+        return f"Still suspended: {of_all}"
+    return f"Left in phase {record.stage.value}: {of_all} do not run"
 
 
 def unknown(session: Session, cause: CallsPending) -> errors.StateUnknown:

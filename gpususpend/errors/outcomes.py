@@ -186,13 +186,11 @@ class Lost(Outcome):
 
 
 class StoreDamaged(Outcome):
-    """A checkpoint's store is damaged or incomplete; the group is still suspended."""
+    """A checkpoint's store is damaged or incomplete; nothing runs, and resume can be repeated."""
 
     exit_code = ExitCode.STORE_DAMAGED
     code = "store-damaged"
-    template = (
-        "{cause}. Still suspended: {count_suspended} of {count} processes; resume again once the store can be read"
-    )
+    template = "{cause}. {left} ({states}); resume again once the store can be read"
 
 
 class StateUnknown(Outcome):
@@ -207,12 +205,12 @@ class StateUnknown(Outcome):
 
 
 class StillSuspended(Outcome):
-    """Resume failed; the group is still suspended and resume can be repeated."""
+    """Resume failed; some do not run, and resume can be repeated."""
 
     exit_code = ExitCode.STILL_SUSPENDED
     code = "still-suspended"
     next_action = "retry"
-    template = "{cause}. Still suspended: {count_suspended} of {count} processes ({states}); resume can be repeated"
+    template = "{cause}. {left} ({states}); resume can be repeated"
 
 
 class Interrupted(Outcome):

@@ -105,7 +105,7 @@ def test_failing_resume_ends_the_demo_with_what_the_command_said() -> None:
     done = demo("--cycles", "1", SIMCUDA_INJECT="cuCheckpointProcessRestore 1 2")
     assert done.returncode == 1
     assert "simulated: error: resume exited with 8: " in done.stderr, done.stderr
-    assert "restore failed on pid" in done.stderr and "Still suspended" in done.stderr, done.stderr
+    assert "restore failed on pid" in done.stderr and "Left in phase resuming" in done.stderr, done.stderr
 
 
 def test_one_wrong_byte_is_named() -> None:

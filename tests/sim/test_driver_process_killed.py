@@ -62,11 +62,12 @@ def test_at_the_end_of_a_recover(pair: Pair, tool: Tool, machine: Setting) -> No
 
 @pytest.mark.parametrize("number", [BEFORE, BEGUN])
 def test_before_anything_runs(pair: Pair, tool: Tool, machine: Setting, number: int) -> None:
-    """The group is suspended as before, and the next resume brings it back."""
+    """Nothing runs, which is told as it is, and the next resume brings it back."""
     tool.suspend(*pair.pids).expect(0)
     kill_at(machine, number)
     answer = tool.resume(*pair.pids).expect(8)
-    assert "Still suspended: 2 of 2 processes" in answer.json["error"]["message"], answer
+    left = "Left in phase resuming" if number == BEGUN else "Still suspended"
+    assert f"{left}: 2 of 2 processes" in answer.json["error"]["message"], answer
     machine.inject("")
     tool.resume(*pair.pids).expect(0)
     running(tool)

@@ -194,7 +194,7 @@ def test_load_that_fails_leaves_everything_suspended(
 def test_b14_store_that_is_away_and_comes_back(
     pair: Pair, places: Places, tool: Tool, held: bool, what: str
 ) -> None:
-    """Load fails (exit 6), is repeated and succeeds, with and without the holder."""
+    """Load fails (exit 6), is repeated and succeeds, with and without the holder; `status` calls it what that did."""
     places.suspend(*pair.pids).expect(0)
     if not held:
         tool.run("stop", *pair.pids).expect(0)
@@ -207,9 +207,12 @@ def test_b14_store_that_is_away_and_comes_back(
         os.rename(away[what], places.root / "away")
     for _ in range(2):
         answer = tool.resume(*pair.pids).expect(6)
-        assert answer.json["error"]["code"] == "store-damaged" and "Still suspended" in answer.json["error"]["message"]
-    if what in ("store", "directory"):
-        assert records(tool)[0]["stage"] == "suspended", "nothing was begun"
+        error, begun = answer.json["error"], what in ("chunk", "damage")
+        left = ("Left in phase resuming: 2 of 2 processes do not run", "Still suspended: 2 of 2 processes")[not begun]
+        assert error["code"] == "store-damaged" and f"{left} (" in error["message"], error
+        assert error["message"].endswith("; resume again once the store can be read"), error
+        [group] = tool.run("status").expect(0).json["groups"]
+        assert group["state"] == ("resuming" if begun else "suspended") and error["message"] in group["note"], group
     if what == "damage":
         chunk.write_bytes(content)
     else:

@@ -261,7 +261,8 @@ def test_members_that_a_holder_keeps_do_not_run(tmp_path: Path, monkeypatch: pyt
         monkeypatch.setattr(processes, "tracer", lambda pid: 4711 if pid == plain.pid else 0)
         failure = errors.HolderFailed(step="holder: end", pid=4711, detail="it cannot be killed")
         end = outcome(session, failure)
-        assert isinstance(end, errors.StillSuspended) and f"1 of 4 processes ({plain.pid}: held by" in str(end)
+        assert isinstance(end, errors.StillSuspended), end
+        assert f"1 of 4 processes do not run ({plain.pid}: held by" in str(end)
         monkeypatch.setattr(processes, "tracer", lambda pid: 0)
         assert outcome(session, failure) is None
 
