@@ -44,7 +44,9 @@ for word in "${EXTRA[@]}"; do
     esac
 done
 
-say() { printf '%(%H:%M:%S)T %s\n' -1 "$*" >&2; }
+# Nobody may read it any more (a terminal or a pipe that has gone): that ends nothing, and least of all the way back.
+say() { printf '%(%H:%M:%S)T %s\n' -1 "$*" >&2 || true; }
+trap '' PIPE
 
 # What it suspended it resumes; `recover` where a command was cut off half-way. The first failure stays the exit status.
 bring_back() {

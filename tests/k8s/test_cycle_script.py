@@ -99,8 +99,16 @@ def start(tool: Tool, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen
 
     yield begin
     for one in started:
-        one.kill()
-        one.communicate()
+        with one:
+            one.kill()
+
+
+def wait_for(file: Path, script: subprocess.Popen[str]) -> None:
+    """Wait until the script's command has made a file."""
+    until = time.monotonic() + 60
+    while not file.exists():
+        assert script.poll() is None and time.monotonic() < until
+        time.sleep(0.02)
 
 
 def state(tool: Tool, worker: Worker) -> str:
@@ -138,14 +146,29 @@ def test_b09_a_script_that_is_killed_leaves_the_server_running(
     """While the server is suspended; the exit status is the signal's."""
     suspended = tmp_path / "suspended"
     script = start("--hold", 600, worker.pid, after_suspend=f"touch {suspended}")
-    until = time.monotonic() + 60
-    while not suspended.exists():
-        assert script.poll() is None and time.monotonic() < until
-        time.sleep(0.02)
+    wait_for(suspended, script)
     assert state(tool, worker) == "suspended"
     script.send_signal(number)
     said = script.communicate(timeout=100)[1]
     assert script.returncode == 128 + number, said
+    assert state(tool, worker) == "running"
+    worker.check()
+
+
+def test_b09_nobody_reads_what_it_says(
+    start: Callable[..., subprocess.Popen[str]], tool: Tool, worker: Worker, tmp_path: Path
+) -> None:
+    """Its terminal or log has gone (ssh, a pipe into tee): it goes on to its end, and the server runs."""
+    suspended, go_on = tmp_path / "suspended", tmp_path / "go-on"
+    script = start(
+        "--hold", 0.1, worker.pid, after_suspend=f"touch {suspended}; until [ -e {go_on} ]; do sleep 0.01; done"
+    )
+    wait_for(suspended, script)
+    for stream in (script.stdout, script.stderr):
+        assert stream is not None
+        stream.close()
+    go_on.touch()
+    assert script.wait(timeout=100) == 0
     assert state(tool, worker) == "running"
     worker.check()
 
