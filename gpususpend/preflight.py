@@ -37,13 +37,14 @@ WAYS_OUT = {
     "external-semaphore": "close the imported semaphores first",
     "green-context": "start it without green contexts: no checkpoint of one has been seen",
     "dma-buf": "start it with NCCL_NET_GDR_LEVEL=LOC, so that no network card maps GPU memory",
-    "managed": "use device memory; the driver cannot checkpoint managed memory",
+    "managed": "use device memory, since the driver cannot checkpoint managed memory",
     "native-ipc": "start the process that made the memory under the shim too",
     "foreign-import": "start the process that made the memory under the shim too",
     "mapped-array": "destroy the sparse arrays first",
     "unknown-abi": "install a newer gpushare, which knows this CUDA version",
 }
 EXEC_PAUSE_S = 0.02
+NAMED_OBJECTS = 8  # of each kind, in a refusal
 
 
 @dataclass(frozen=True)
@@ -188,20 +189,34 @@ def check_threads(group: Group) -> None:
 
 
 def check_uncarried(group: Group, limits: Limits) -> None:
-    """Refuse objects of kinds that are not carried, naming the first of each process."""
+    """Refuse objects of kinds that are not carried, naming those of the first process that has any."""
 
     def ask(rank: Rank) -> list[dict[str, str]]:
         return rank.listing("uncarried", Deadline(limits.request_s))
 
-    for pid, groups in phases.results("preflight", phases.parallel(group.ranks, ask)).items():
-        present = [item for item in groups if number(item, "count")]
-        if present:
-            kind = present[0].get("kind", "unknown")
+    for pid, rows in phases.results("preflight", phases.parallel(group.ranks, ask)).items():
+        if rows:
+            objects: dict[str, list[str]] = {}
+            for row in rows:
+                objects.setdefault(row.get("kind", "unknown"), []).append(_object_name(row))
             raise errors.Uncarried(
-                pid=pid, kind=kind, count=number(present[0], "count"), object=present[0].get("object", "?"),
-                way_out=WAYS_OUT.get(kind, "close these objects first"),
-                kinds={item.get("kind", "unknown"): number(item, "count") for item in present},
+                pid=pid, kind=next(iter(objects)), kinds={kind: len(names) for kind, names in objects.items()},
+                objects={kind: names[:NAMED_OBJECTS] for kind, names in objects.items()},
+                owned="; ".join(_owned(kind, names) for kind, names in objects.items()),
             )  # fmt: skip
+
+
+def _object_name(row: Mapping[str, str]) -> str:
+    """Return what an object is called: its address or number, a variable's name too, of a function the name alone."""
+    return " at ".join(word for word in (row.get("name"), row.get("object")) if word and word != "0x0") or "?"
+
+
+def _owned(kind: str, names: Sequence[str]) -> str:
+    """Say what a process has of one kind, and what to do about it."""
+    named = list(names[:NAMED_OBJECTS])
+    if len(names) > NAMED_OBJECTS:
+        named.append(f"and {len(names) - NAMED_OBJECTS} more")
+    return f"{len(names)} of kind {kind} ({', '.join(named)}): {WAYS_OUT.get(kind, 'close these objects first')}"
 
 
 def check_sharing(group: Group, limits: Limits) -> None:

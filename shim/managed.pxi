@@ -8,10 +8,10 @@ cdef bint is_managed(uint64_t va) noexcept nogil:
     return gs_real.cuPointerGetAttribute(&managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, va) == 0 and managed != 0
 
 
-cdef CUresult variable_found(const CUdeviceptr *dptr, CUresult rc) noexcept nogil:
+cdef CUresult variable_found(const CUdeviceptr *dptr, const char *name, CUresult rc) noexcept nogil:
     """Count a variable that was just looked up, if it is a managed one."""
     if rc == 0 and dptr != NULL and is_managed(dptr[0]):
-        uncarried_add(KIND_MANAGED, dptr[0])
+        uncarried_add(KIND_MANAGED, dptr[0], name)
     return rc
 
 
@@ -56,7 +56,7 @@ cdef public CUresult cuModuleGetGlobal_v2(CUdeviceptr *dptr, size_t *bytes, CUmo
     if gs_real.cuModuleGetGlobal_v2 == NULL and not gs_find(<void *>&gs_real.cuModuleGetGlobal_v2):
         return gs_absent()
     gs_enter(GS_MEMORY, NULL, GS_NO_STREAM)
-    rc = variable_found(dptr, gs_real.cuModuleGetGlobal_v2(dptr, bytes, hmod, name))
+    rc = variable_found(dptr, name, gs_real.cuModuleGetGlobal_v2(dptr, bytes, hmod, name))
     gs_leave(GS_MEMORY)
     return rc
 
@@ -68,7 +68,7 @@ cdef public CUresult cuLibraryGetGlobal(CUdeviceptr *dptr, size_t *bytes, CUlibr
     if gs_real.cuLibraryGetGlobal == NULL and not gs_find(<void *>&gs_real.cuLibraryGetGlobal):
         return gs_absent()
     gs_enter(GS_MEMORY, NULL, GS_NO_STREAM)
-    rc = variable_found(dptr, gs_real.cuLibraryGetGlobal(dptr, bytes, library, name))
+    rc = variable_found(dptr, name, gs_real.cuLibraryGetGlobal(dptr, bytes, library, name))
     gs_leave(GS_MEMORY)
     return rc
 
@@ -80,7 +80,7 @@ cdef public CUresult cuLibraryGetManaged(CUdeviceptr *dptr, size_t *bytes, CUlib
     if gs_real.cuLibraryGetManaged == NULL and not gs_find(<void *>&gs_real.cuLibraryGetManaged):
         return gs_absent()
     gs_enter(GS_MEMORY, NULL, GS_NO_STREAM)
-    rc = variable_found(dptr, gs_real.cuLibraryGetManaged(dptr, bytes, library, name))
+    rc = variable_found(dptr, name, gs_real.cuLibraryGetManaged(dptr, bytes, library, name))
     gs_leave(GS_MEMORY)
     return rc
 

@@ -311,6 +311,11 @@ cdef void unknown_abi(int row, int version) noexcept nogil:
         gs_log(b"%s asked for at version %d: an ABI that is not known, not hooked", gs_hook_rows[row].name, version)
 
 
+cdef bint is_unknown_abi(int row) noexcept nogil:
+    """Tell whether that name was handed out without its wrapper."""
+    return gs_load(&driver.is_unknown[row]) != 0
+
+
 cdef uint32_t unknown_abi_count() noexcept nogil:
     """Return how many hooked names were handed out without their wrapper."""
     return gs_load(&driver.unknown_abis)

@@ -19,11 +19,13 @@ cdef enum:
     KIND_GREEN_CONTEXT = 13
     KIND_COUNT = 14
     MAX_UNCARRIED = 65536
+    MAX_NAME = 128
 
 ctypedef struct Uncarried:
     uint32_t link
     uint32_t kind
     uint64_t value          # what the application knows it by
+    char[MAX_NAME] name     # of a variable; the beginning of it
 
 cdef Table uncarried
 cdef uint32_t[KIND_COUNT] uncarried_counts
@@ -56,7 +58,16 @@ cdef const char *kind_name(uint32_t kind) noexcept nogil:
     return b"mapped-array"
 
 
-cdef void uncarried_add(uint32_t kind, uint64_t value) noexcept nogil:
+cdef void copy_name(char *target, const char *name) noexcept nogil:
+    """Copy a name up to what no word of the protocol may have in it."""
+    cdef int at = 0
+    while name != NULL and at < MAX_NAME - 1 and 32 < name[at] < 127 and name[at] != c'|':
+        target[at] = name[at]
+        at += 1
+    target[at] = 0
+
+
+cdef void uncarried_add(uint32_t kind, uint64_t value, const char *name=NULL) noexcept nogil:
     """Count an object, once; where the table is full it stays counted for ever, which is the safe side."""
     cdef Uncarried *u
     cdef uint32_t cursor = 0
@@ -71,6 +82,7 @@ cdef void uncarried_add(uint32_t kind, uint64_t value) noexcept nogil:
         if u != NULL:
             u.kind = kind
             u.value = value
+            copy_name(u.name, name)
     gs_unlock(&tables_mutex)
 
 

@@ -316,28 +316,31 @@ cdef void verb_plan(Reply *r) noexcept nogil:
             out_number(&r.groups, b"bytes", per_device[i])
 
 
-cdef void uncarried_row(Reply *r, uint64_t first, uint32_t kind, uint64_t count, uint64_t object) noexcept nogil:
+cdef void uncarried_row(Reply *r, uint64_t first, uint32_t kind, uint64_t object, const char *name) noexcept nogil:
     """Add what is not carried to a list."""
     if reply_row(r, first):
         out_word(&r.groups, b"kind", kind_name(kind))
-        out_number(&r.groups, b"count", count)
         out_hex(&r.groups, b"object", object)
+        if name[0] != 0:
+            out_word(&r.groups, b"name", name)
 
 
 cdef void verb_uncarried(Reply *r, uint64_t first) noexcept nogil:
     """List what stands in the way of a suspend."""
     cdef uint32_t cursor = 0
+    cdef int row
     cdef Uncarried u
     cdef Object o
     r.is_list = True
-    if unknown_abi_count() != 0:
-        uncarried_row(r, first, KIND_UNKNOWN_ABI, unknown_abi_count(), 0)
+    for row in range(GS_HOOK_COUNT):
+        if is_unknown_abi(row):
+            uncarried_row(r, first, KIND_UNKNOWN_ABI, 0, gs_hook_rows[row].name)
     while next_uncarried_copy(&cursor, &u):
-        uncarried_row(r, first, u.kind, 1, u.value)
+        uncarried_row(r, first, u.kind, u.value, u.name)
     cursor = 0
     while next_object_copy(&cursor, &o):
         if o.kind != KIND_CARRIED:
-            uncarried_row(r, first, o.kind, 1, o.id)
+            uncarried_row(r, first, o.kind, o.id, b"")
 
 
 cdef const char *owner_word(const Object *o) noexcept nogil:

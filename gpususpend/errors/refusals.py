@@ -231,7 +231,7 @@ class Uncarried(Refused):
     """A process owns objects of a kind that is not carried."""
 
     code = "uncarried"
-    template = "pid {pid} owns {count} object(s) of kind {kind} ({object}), which cannot be carried yet; {way_out}"
+    template = "pid {pid} owns what cannot be carried yet: {owned}"
 
 
 class UnresolvedImport(Refused):

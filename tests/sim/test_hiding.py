@@ -77,7 +77,8 @@ def test_FR19_multicast_that_is_kept_on_an_old_driver(start_worker: Start, tool:
     for seat in team.seats:
         error = tool.suspend(*team.pids).expect(3).json["error"]
         assert (error["code"], error["pid"], error["facts"]["kind"]) == ("uncarried", seat.worker.pid, "multicast")
-        assert error["facts"]["object"] in error["message"] and "GPUSHARE_MULTICAST=hide" in error["message"]
+        (made,) = error["facts"]["objects"]["multicast"]
+        assert made in error["message"] and "GPUSHARE_MULTICAST=hide" in error["message"]
         if seat is team.seats[0]:
             team.check(1)
         seat.worker.multicast_unbind(seat.team, seat.device, 0, SIZE)

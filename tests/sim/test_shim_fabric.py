@@ -104,7 +104,7 @@ def test_memory_of_another_node_is_refused_by_name(start: Callable[[int], Worker
     imported = worker.fabric_import(text)
     error = tool.suspend(worker.pid).expect(3).json["error"]
     assert (error["code"], error["pid"], error["facts"]["kind"]) == ("uncarried", worker.pid, "fabric")
-    assert error["facts"]["object"] in error["message"] and "another node" in error["message"]
+    assert error["facts"]["objects"]["fabric"][0] in error["message"] and "another node" in error["message"]
     worker.mem_release(imported)
     cycle(tool, worker)
 

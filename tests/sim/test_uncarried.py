@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpususpend.preflight import WAYS_OUT
+from gpususpend.preflight import NAMED_OBJECTS, WAYS_OUT
 from tests.programs.client import Worker
 from tests.programs.setting import ROOT
 from tests.programs.tool import Tool
@@ -120,6 +120,24 @@ def test_managed_variable_is_refused(start_worker: Start, tool: Tool) -> None:
     refused_while_it_lives(start_worker, tool, "managed", variable)
 
 
+def test_each_object_is_counted_and_named(start_worker: Start, tool: Tool) -> None:
+    """Of every kind: allocations by address, variables and functions by name, and how many more there are."""
+    worker = start_worker(0, env=UNKNOWN_ABI)
+    worker.proc_address("cuMemAlloc", 14000)
+    addresses = [worker.alloc_managed(MIB) for _ in range(NAMED_OBJECTS)]
+    variable = worker.module_global(worker.module_load_managed(), "counter")[0]
+    worker.green_create(0)
+    error = tool.suspend(worker.pid).expect(3).json["error"]
+    assert error["facts"]["kinds"] == {"unknown-abi": 1, "managed": NAMED_OBJECTS + 1, "green-context": 1}
+    assert "1 of kind unknown-abi (cuMemAlloc): install" in error["message"]
+    assert f"{NAMED_OBJECTS + 1} of kind managed (" in error["message"] and "and 1 more): use" in error["message"]
+    worker.free(addresses.pop())
+    error = tool.suspend(worker.pid).expect(3).json["error"]
+    named = error["facts"]["objects"]["managed"]
+    assert sorted(named) == sorted([*map(hex, addresses), f"counter at {variable:#x}"])
+    assert f"{NAMED_OBJECTS} of kind managed ({', '.join(named)}): use" in error["message"]
+
+
 def test_managed_memory_that_went_with_its_context(start_worker: Start, tool: Tool) -> None:
     own = Kind(managed_in_own_context, lambda one, made: one.ctx_destroy(made))
     refused_while_it_lives(start_worker, tool, "managed", own)
@@ -149,7 +167,7 @@ def refused_while_it_lives(start_worker: Start, tool: Tool, name: str, kind: Kin
     answer = tool.suspend(*pair.pids).expect(3)
     error = answer.json["error"]
     assert (answer.json["reason"], error["pid"]) == ("uncarried", pair.first.pid), answer
-    assert error["facts"]["kind"] == name and error["facts"]["object"] in error["message"]
+    assert error["facts"]["kind"] == name and error["facts"]["objects"][name][0] in error["message"]
     assert WAYS_OUT[name] in error["message"]
     pair.check()
     running(tool)
