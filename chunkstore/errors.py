@@ -186,7 +186,7 @@ _ADVICE = {
     errno.EDQUOT: "the quota is used up: raise it, free space, or name another store",
     errno.EROFS: "the filesystem is mounted read-only: mount it for writing, or name another store",
     errno.EFBIG: "let this process write larger files (ulimit -f), or name another store",
-    errno.ENOMEM: "free memory, or allow this process more (ulimit -v, its cgroup), then try again",
+    errno.ENOMEM: "free memory, or allow this process more (ulimit -v, ulimit -d, its cgroup), then try again",
     errno.EMFILE: "let this process open more files (ulimit -n), then try again",
     errno.EIO: "the device failed: look at the kernel's log, then check the store with fsck",
     errno.EACCES: "use the user that owns the store",

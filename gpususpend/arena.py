@@ -120,7 +120,9 @@ def _filled(arena: Arena, threads: int, check: Callable[[int], None], progress: 
                 return piece
 
             try:
-                for piece in pool.map(fill, range(0, arena.bytes, _PIECE_BYTES)):
+                with system.starting(threads):
+                    pieces = pool.map(fill, range(0, arena.bytes, _PIECE_BYTES))
+                for piece in pieces:
                     progress(piece)
             except BaseException:
                 pool.shutdown(cancel_futures=True)

@@ -264,6 +264,13 @@ class DriverProcess:
         return True
 
 
+def failure(step: str, pid: int, answer: DriverResult) -> errors.StepFailed:
+    """Return the error of a call that did not succeed; one that was not made is no error of the driver's."""
+    if answer.code == driver_process.NOT_CALLED:
+        return errors.StepFailed(step=step, pid=pid, detail=f"the driver was not called: {answer.name}")
+    return errors.DriverError(step=step, pid=pid, cuda=answer.code, cuda_name=answer.name)
+
+
 def leftovers(state_dir: Path) -> list[Leftover]:
     """Return the calls that earlier commands left behind, as far as they have returned by now.
 

@@ -21,7 +21,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from gpususpend import errors, origin, processes
+from gpususpend import errors, origin, processes, system
 from gpususpend.helpers import Inherited, Message, boot_id
 
 TITLE = "gpushare-driver"
@@ -213,7 +213,11 @@ class DriverServer:
                 entry = {"call": request["do"], "pid": request.get("pid", 0), "finished": False}
                 with self._lock:
                     self._running[request["id"]] = entry
-                threading.Thread(target=self._serve, args=(request, entry)).start()
+                thread = threading.Thread(target=self._serve, args=(request, entry))
+                try:
+                    system.start(thread)
+                except errors.SystemCall as denial:
+                    self._answer(request, entry, (NOT_CALLED, str(denial), 0), 0.0)
         self._supervisor.leave_terminal()
         with self._lock:
             left = list(self._running)
@@ -222,16 +226,14 @@ class DriverServer:
     def _serve(self, request: Message, entry: Message) -> None:
         begun = time.monotonic()
         try:
-            code, name, value = self._do(request)
+            answer = self._do(request)
         except Exception as error:
-            code, name, value = NOT_CALLED, f"{type(error).__name__}: {error}", 0
-        outcome = {
-            "finished": True,
-            "code": code,
-            "name": name,
-            "value": value,
-            "seconds": round(time.monotonic() - begun, 6),
-        }
+            answer = NOT_CALLED, f"{type(error).__name__}: {error}", 0
+        self._answer(request, entry, answer, time.monotonic() - begun)
+
+    def _answer(self, request: Message, entry: Message, answer: tuple[int, str, Any], seconds: float) -> None:
+        code, name, value = answer
+        outcome = {"finished": True, "code": code, "name": name, "value": value, "seconds": round(seconds, 6)}
         with self._lock:
             del self._running[request["id"]]
             entry.update(outcome)

@@ -20,7 +20,7 @@ from gpususpend.deadline import Deadline
 from gpususpend.defaults import ARENA_ROOM_BYTES, HANGS_AT_KILL, LIMITS, OLDEST_DRIVER, SAME_PIDS, Limits
 from gpususpend.descriptors import CannotTake, Copy
 from gpususpend.discover import Found
-from gpususpend.driver import DriverResult, DriverState
+from gpususpend.driver import DriverResult, DriverState, failure
 from gpususpend.gpus import Gpu, GpuUsage
 from gpususpend.group import Group, Rank, group_of
 from gpususpend.journal import Depth, Kind, Member
@@ -111,7 +111,7 @@ def check_driver_states(group: Group, answers: Mapping[int, DriverResult]) -> No
                 step="state", pid=member.pid, seconds=LIMITS.driver_quick_s, detail="the driver does not answer"
             )
         if answer.code:
-            raise errors.DriverError(step="state", pid=member.pid, cuda=answer.code, cuda_name=answer.name)
+            raise failure("state", member.pid, answer)
         if answer.value != DriverState.RUNNING:
             raise errors.DriverHasIt(pid=member.pid, comm=member.comm, state=state_name(answer.value))
 

@@ -95,7 +95,7 @@ def as_cause(session: Session, failure: Exception) -> errors.GpushareError:
         return errors.SystemCall(**{**failure.facts, "state": state})
     if isinstance(failure, errors.GpushareError):
         return failure
-    if isinstance(failure, OSError):
+    if isinstance(failure, (OSError, MemoryError)):
         return system.refusal(failure, state)
     detail = f"{type(failure).__name__}: {failure}"
     return errors.StepFailed(step=session.record.step, pid=session.record.pids, detail=detail)

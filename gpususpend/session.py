@@ -17,7 +17,7 @@ from gpususpend import errors, holder, phases, processes
 from gpususpend.control import LOOK_S, Reply, Silence, number
 from gpususpend.deadline import Deadline
 from gpususpend.defaults import LIMITS, Limits
-from gpususpend.driver import DriverProcess, DriverResult
+from gpususpend.driver import DriverProcess, DriverResult, failure
 from gpususpend.group import Group, Rank
 from gpususpend.holder import Holder, HolderRecord, HoldTarget
 from gpususpend.interrupt import Interrupts
@@ -519,11 +519,7 @@ class Session:
                 step=step, pid=pending[0], pids=pending, seconds=seconds, driver_pid=driver.pid, driver_ended=over,
                 also=[] if stop is None else [str(stop)], why=f". {why}" if why else "",
             )  # fmt: skip
-        failed = [
-            errors.DriverError(step=step, pid=pid, cuda=answer.code, cuda_name=answer.name)
-            for pid, answer in answers.items()
-            if answer.code != 0
-        ]
+        failed = [failure(step, pid, answer) for pid, answer in answers.items() if answer.code != 0]
         if failed:
             raise phases.worst(failed)
 

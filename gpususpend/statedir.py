@@ -95,7 +95,10 @@ class StateDir:
         try:
             yield
         except OSError as error:
-            way_out = "make room there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "see to that"
+            room = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            way_out = f"{'make room there' if room else 'see to that'}, or name another directory with --state-dir"
+            if error.errno == errno.EFBIG:  # it is the command that may write none, wherever
+                way_out = system.LARGER_FILES
             raise errors.StateNotWritten(path=f"{self.path}/{name}", detail=error.strerror, way_out=way_out) from None
 
     def _replace(self, name: str, content: bytes) -> None:

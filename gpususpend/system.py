@@ -14,19 +14,25 @@ import resource
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gpususpend import errors
 
 NOTHING_CHANGED = "; nothing was changed"
 _DENIED = "A seccomp filter or a security module denies that: run the command where it is allowed"
+LARGER_FILES = "allow this command larger files (ulimit -f)"
 _WAYS_OUT = {
     errno.EPERM: _DENIED,
     errno.EACCES: _DENIED,
     errno.ENOSYS: _DENIED,
-    errno.EFBIG: "The command may not write files of that size: allow it larger ones (ulimit -f)",
+    errno.EFBIG: f"The command may not write files of that size: {LARGER_FILES}",
+    errno.ENOMEM: "Free memory, or let this command have more (ulimit -v, ulimit -d, its cgroup)",
 }
+# Of this process: by option of `ulimit`, and where /proc/self/statm has the pages that count.
+_MEMORY_LIMITS = ((resource.RLIMIT_AS, "-v", 0), (resource.RLIMIT_DATA, "-d", 5))
+# A stack, and what a thread needs to come up: one that finds no memory for that is waited for without an end.
+_THREAD_BYTES = 16 << 20
 
 
 @contextlib.contextmanager
@@ -113,28 +119,51 @@ def check_file_size(size: int) -> None:
 
 def start(thread: threading.Thread) -> None:
     """Start a thread.  Raises SystemCall where the system lets this process have no more."""
-    try:
+    with starting():
         thread.start()
+
+
+@contextlib.contextmanager
+def starting(threads: int = 1) -> Iterator[None]:
+    """Look whether this process may have so many threads more, and raise SystemCall where it gets none."""
+    left, option = memory_left()
+    if left < threads * _THREAD_BYTES:
+        raise _no_thread(f"Let this command have more memory (ulimit {option})")
+    try:
+        yield
     except RuntimeError:  # says no more than that
-        raise errors.SystemCall(
-            detail="no thread can be started", state="", errno=None,
-            way_out="Let this command have more (ulimit -u, ulimit -v, pids.max of its cgroup), or allow clone3 where "
-            "a seccomp filter denies that",
-        ) from None  # fmt: skip
+        raise _no_thread(
+            "Let this command have more (ulimit -u, pids.max of its cgroup), or allow clone3 where a seccomp filter "
+            "denies that"
+        ) from None
+
+
+def _no_thread(way_out: str) -> errors.SystemCall:
+    return errors.SystemCall(detail="no thread can be started", state="", errno=None, way_out=way_out)
+
+
+def memory_left(limits: Sequence[tuple[int, str, int]] = _MEMORY_LIMITS) -> tuple[float, str]:
+    """Return the bytes that this process may still have, infinity without a limit, and the option of `ulimit`."""
+    found = [(math.inf, "")]
+    for number, option, column in limits:
+        with named("prlimit64"):
+            limit = resource.getrlimit(number)[0]
+        if limit != resource.RLIM_INFINITY:
+            with open("/proc/self/statm", encoding="ascii") as file:
+                pages = int(file.read().split()[column])
+            found.append((max(0, limit - pages * resource.getpagesize()), option))
+    return min(found)
 
 
 def address_space_left() -> float:
-    """Return the bytes that this process may still map; infinity without a limit."""
-    with named("prlimit64"):
-        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if limit == resource.RLIM_INFINITY:
-        return math.inf
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return max(0, limit - int(file.read().split()[0]) * resource.getpagesize())
+    """Return the bytes of any kind that this process may still map."""
+    return memory_left(_MEMORY_LIMITS[:1])[0]
 
 
-def refusal(error: OSError, state: str = "") -> errors.SystemCall:
+def refusal(error: OSError | MemoryError, state: str = "") -> errors.SystemCall:
     """Return an error that nobody foresaw as one for the user; `state` says what things are in now."""
+    if isinstance(error, MemoryError):
+        error = OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)).with_traceback(error.__traceback__)
     detail = error.strerror or str(error) or type(error).__name__
     if error.filename is not None:
         detail = f"{error.filename}: {detail}"

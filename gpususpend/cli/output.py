@@ -27,7 +27,7 @@ def reporting(command: str, as_json: bool, simulated: bool = False) -> Iterator[
         report.error = error
     except EarlySignal as early:
         report.error = errors.NotBegun(signal=early.name)
-    except OSError as error:
+    except (OSError, MemoryError) as error:
         report.error = unforeseen(error, report)
     except Exception as error:
         # A defect of ours still has to be machine-readable; the trace goes to stderr.
@@ -36,7 +36,7 @@ def reporting(command: str, as_json: bool, simulated: bool = False) -> Iterator[
     sys.exit(_finish(report, as_json))
 
 
-def unforeseen(error: OSError, report: Report) -> errors.GpushareError:
+def unforeseen(error: OSError | MemoryError, report: Report) -> errors.GpushareError:
     """Return what the system denied the command as an error that says what things are in now."""
     if not report.changed:
         return system.refusal(error, system.NOTHING_CHANGED)

@@ -365,7 +365,7 @@ class StateNotWritten(Refused):
 
     code = "state-not-written"
     next_action = "retry"
-    template = "{path} cannot be written: {detail}; {way_out}, or name another directory with --state-dir"
+    template = "{path} cannot be written: {detail}; {way_out}"
 
 
 class Busy(Refused):

@@ -120,7 +120,7 @@ def test_host_memory_that_may_not_be_made(pair: Pair, tool: Tool) -> None:
     limited = tool.suspend(*pair.pids, prefix=small_files).expect(3)
     assert "ftruncate is answered with File too large" in limited.stderr and "ulimit -f" in limited.stderr
     smaller = tool.suspend(*pair.pids, prefix=("sh", "-c", 'ulimit -f 1 && exec "$@"', "sh")).expect(3)
-    assert "cannot be written: File too large; see to that, or name" in smaller.stderr, smaller
+    assert "cannot be written: File too large; allow this command larger files (ulimit -f)\n" in smaller.stderr, smaller
     assert answer.json["reason"] == limited.json["reason"] == "system-call"
     running(tool)
     pair.check()
@@ -149,6 +149,37 @@ def test_an_address_space_that_is_too_small(pair: Pair, tool: Tool, places: Plac
     answer = tool.suspend(*pair.pids, options=options, prefix=limited).expect(4 if stored else 3)
     assert "ulimit -v" in answer.json["error"]["message"] and "Error:" not in answer.stderr, answer
     assert "kernel" not in answer.stderr, answer
+    running(tool)
+    pair.check()
+
+
+def test_no_files_may_be_written(pair: Pair, tool: Tool) -> None:
+    """The limit is named, since no other directory helps; a way back needs none."""
+    limited = ("sh", "-c", 'ulimit -f 0 && exec "$@"', "sh")
+    answer = tool.suspend(*pair.pids, prefix=limited).expect(3)
+    told = answer.json["error"]["message"]
+    assert told.endswith("cannot be written: File too large; allow this command larger files (ulimit -f)"), told
+    running(tool)
+    tool.suspend(*pair.pids, options=("--depth", "pages")).expect(0)  # at the other, the simulated driver makes files
+    up = tool.resume(*pair.pids, prefix=limited).expect(0)
+    assert any("(ulimit -f)" in warning for warning in up.json["warnings"]), up
+    running(tool)
+    pair.check()
+
+
+@pytest.mark.parametrize("kilobytes", range(24000, 52000, 4000))
+def test_data_that_may_not_grow(pair: Pair, tool: Tool, kilobytes: int) -> None:
+    """Each stack counts (ulimit -d): wherever it ends, the limit is named, no call is left and nobody is stuck."""
+    limited = ("sh", "-c", f'ulimit -d {kilobytes} && exec "$@"', "sh")
+    answer = tool.suspend(*pair.pids, prefix=limited).expect(0, 3, 4)
+    assert answer.exit_code == 0 or "(ulimit -d)" in answer.json["error"]["message"], answer
+    if answer.exit_code:
+        running(tool)
+        tool.suspend(*pair.pids).expect(0)
+    answer = tool.resume(*pair.pids, prefix=limited).expect(0, 3, 8)
+    assert answer.exit_code == 0 or "(ulimit -d)" in answer.json["error"]["message"], answer
+    if answer.exit_code:
+        tool.resume(*pair.pids).expect(0)
     running(tool)
     pair.check()
 
