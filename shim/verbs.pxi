@@ -417,7 +417,7 @@ cdef void verb_drain(Reply *r) noexcept nogil:
         reply_error(r, b"cuda")
         out_word(&r.text, b"step", b"drain")
         out_number(&r.text, b"cuda", error)
-        out_word(&r.text, b"msg", b"a context cannot be waited for")
+        out_word(&r.text, b"msg", b"a context cannot be waited for; a kernel that failed in it has spoilt it for good")
         return
     out_number(&r.text, b"drained", 1 if drained else 0)
     out_number(&r.text, b"waiting", gate_waiting(GS_LAUNCH))

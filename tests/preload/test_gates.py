@@ -127,6 +127,28 @@ def test_every_generated_hook_waits_at_its_gate(check: Callable[[str], None]) ->
     """)
 
 
+def test_every_hook_by_hand_waits_at_its_gate(check: Callable[[str], None]) -> None:
+    """Allocation, mapping, export, import, registration, contexts, modules, callbacks."""
+    check("""
+        from shim.hooks import HOOKS, Gate
+        held = {gate: [hook for hook in HOOKS if hook.by_hand and hook.gate is gate] for gate in Gate}
+        every = held[Gate.LAUNCH] + held[Gate.MEMORY]
+        assert len(every) > 80 and {"cuCtxCreate_v4", "cuModuleUnload", "cuMemMap"} < {hook.symbol for hook in every}
+        shim.inside_close(LAUNCH)
+        shim.inside_close(MEMORY)
+        before = {hook.symbol: calls(hook.symbol) for hook in every}
+        room = (ctypes.c_char * 4096)()
+        call = lambda hook: getattr(cuda, hook.symbol)(*[room] * len(hook.arguments))
+        returned = []
+        start(*[lambda hook=hook: (call(hook), returned.append(hook.symbol)) for hook in every])
+        count = lambda gate: shim.inside_waiting(gate)
+        until(lambda: count(LAUNCH) + count(MEMORY) + len(returned) == len(every), "every call waits or returns")
+        passed = [hook.symbol for hook in every if calls(hook.symbol) != before[hook.symbol]]
+        assert not returned and not passed, (returned, passed)
+        os._exit(0)
+    """)
+
+
 def test_nodes_of_graphs_wait_at_the_memory_gate(check: Callable[[str], None]) -> None:
     """They may name addresses, which the driver looks up when the node is made."""
     check("""

@@ -81,6 +81,23 @@ def test_quiesce_deadline_rolls_back(pair: Pair, tool: Tool) -> None:
     cycle(pair, tool)
 
 
+@pytest.mark.parametrize("depth", ["process", "pages"])
+def test_a_poisoned_context_rolls_back(pair: Pair, tool: Tool, depth: str) -> None:
+    """A kernel has faulted: process and error are named, the gates open, and the other rank has lost nothing."""
+    pair.first.kernel("gs_fill", [0x1000, 1, 1])
+    assert pair.first.code("ctx_sync") == 700
+    error = tool.suspend(*pair.pids, options=("--depth", depth)).expect(4).json["error"]
+    assert (error["step"], error["pid"], error["cuda"]) == ("drain", pair.first.pid, 700)
+    assert "spoilt it for good" in error["message"] and error["facts"]["count_not_running"] == 0
+    running(tool)
+    pair.second.check()
+    assert pair.first.code("ctx_sync") == 700
+    pair.first.kill()
+    tool.suspend(pair.second.pid, options=("--depth", depth)).expect(0)
+    tool.resume(pair.second.pid).expect(0)
+    pair.second.check()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_rolls_back(pair: Pair, tool: Tool, background: Run, number: signal.Signals) -> None:
     """Exit 130, and everything runs."""
