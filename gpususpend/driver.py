@@ -236,7 +236,7 @@ class DriverProcess:
             self._await(pids, answers, deadline)
         except HelperGone as gone:
             self._gone = True
-            if not answers and calls and calls[0][0] in ("init", "state", "restore_thread", "devices", "usage"):
+            if calls and calls[0][0] in ("init", "state", "restore_thread", "devices", "usage"):
                 raise HelperFailed(helper="driver", detail=str(gone)) from None
             # Whether a call that changes something took effect is not known: it counts as not finished.
         return [_result(answers.get(number)) for number in numbers]

@@ -92,11 +92,11 @@ class Context:
 
 
 class CallsPending(errors.DeadlinePassed):
-    """Driver calls that were still running at their deadline."""
+    """Driver calls that were still running at their deadline, or when their process ended."""
 
     code = "call-pending"
     next_action = "operator"
-    template = "{step} did not return within {seconds} s on pid {pid}{why}"
+    template = "{step} {how} on pid {pid}{why}"
 
 
 class Session:
@@ -514,10 +514,11 @@ class Session:
             calls = [PendingCall(pid, step, driver.pid, driver.start_time) for pid in pending]
             self.note(calls=[*self.record.calls, *calls])
             stop, over = self.halt(step), driver.ended()
+            how = "was cut off" if over else f"did not return within {seconds} s"
             why = f"driver process {driver.pid} has ended" if over else str(stop or "")
             raise CallsPending(
-                step=step, pid=pending[0], pids=pending, seconds=seconds, driver_pid=driver.pid, driver_ended=over,
-                also=[] if stop is None else [str(stop)], why=f". {why}" if why else "",
+                step=step, how=how, pid=pending[0], pids=pending, seconds=seconds, why=f". {why}" if why else "",
+                driver_pid=driver.pid, driver_ended=over, also=[] if stop is None else [str(stop)],
             )  # fmt: skip
         failed = [failure(step, pid, answer) for pid, answer in answers.items() if answer.code != 0]
         if failed:

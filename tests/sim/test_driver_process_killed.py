@@ -60,13 +60,23 @@ def test_at_the_end_of_a_recover(pair: Pair, tool: Tool, machine: Setting) -> No
     pair.check()
 
 
-@pytest.mark.parametrize("number", [BEFORE, BEGUN])
+@pytest.mark.parametrize("number", [BEFORE, BEFORE + 1])
+def test_before_a_suspend(pair: Pair, tool: Tool, machine: Setting, number: int) -> None:
+    """Also where one answer has come already: it ended, and was not too slow."""
+    kill_at(machine, number)
+    message = tool.suspend(*pair.pids).expect(3).json["error"]["message"]
+    assert "the driver process failed" in message and " within " not in message, message
+    machine.inject("")
+    pair.check()
+
+
+@pytest.mark.parametrize("number", [BEFORE, BEFORE + 1, BEGUN, BEGUN + 1])
 def test_before_anything_runs(pair: Pair, tool: Tool, machine: Setting, number: int) -> None:
     """Nothing runs, which is told as it is, and the next resume brings it back."""
     tool.suspend(*pair.pids).expect(0)
     kill_at(machine, number)
     answer = tool.resume(*pair.pids).expect(8)
-    left = "Left in phase resuming" if number == BEGUN else "Still suspended"
+    left = "Left in phase resuming" if number >= BEGUN else "Still suspended"
     assert f"{left}: 2 of 2 processes" in answer.json["error"]["message"], answer
     machine.inject("")
     tool.resume(*pair.pids).expect(0)
@@ -96,7 +106,8 @@ def test_in_a_call_that_changes_something(pair: Pair, tool: Tool, machine: Setti
     answer = tool.resume(*pair.pids).expect(7) if up else tool.suspend(*pair.pids).expect(4)
     error = answer.json["error"]
     assert error["step"] == call.lower() and error["pid"] in pair.pids, answer
-    assert f"driver process {error['facts']['driver_pid']} has ended" in error["message"], answer
+    told = f"{call.lower()} was cut off on pid {error['pid']}. driver process {error['facts']['driver_pid']} has ended"
+    assert told in error["message"] and " within " not in error["message"], answer
     machine.inject("")
     if up:
         assert "was cut off by the end of driver process" in error["message"], answer
@@ -119,6 +130,7 @@ def test_another_one_goes_on(pair: Pair, tool: Tool, machine: Setting, backgroun
     end_process(driver.pid)
     machine.inject("")  # not before: the call would return
     answer = command.end().expect(0)
-    assert any(f"driver process {driver.pid} has ended. Another" in one for one in answer.json["warnings"]), answer
+    [warning] = [one for one in answer.json["warnings"] if f"driver process {driver.pid} has ended. Another" in one]
+    assert "was cut off on pid" in warning and " within " not in warning, warning
     running(tool)
     pair.check()
