@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from gpususpend import control, discover, errors, holder, openfiles, origin, preflight, processes, system
+from gpususpend import control, discover, errors, holder, openfiles, origin, preflight, processes
 from gpususpend.deadline import Deadline
 from gpususpend.defaults import COMMAND
 from gpususpend.discover import Found, Targets
@@ -157,11 +157,8 @@ def exclusive(pids: Iterable[int]) -> Iterator[None]:
             except OSError:
                 continue  # it has ended, or is refused for that reason
             stack.callback(os.close, fd)
-            try:
-                system.try_lock(fd)
-            except BlockingIOError:
-                holder_pid = processes.lock_holder(os.fstat(fd).st_ino)
-                raise errors.Busy.by(holder_pid, group="", pids=[pid]) from None
+            if (holder_pid := processes.lock(fd)) is not None:
+                raise errors.Busy.by(holder_pid, group="", pids=[pid])
         yield
 
 

@@ -23,6 +23,9 @@ PROC = "/proc"
 # The kernel's flag of a task that is on its way out.  It has no memory any more then, and is shown as root's.
 _EXITING = 0x4
 
+# How often one who has a lock is looked for in vain before it counts as one that cannot be seen.
+_LOCK_LOOKS = 5
+
 # Device nodes of the driver, and the files by which the simulated driver stands in for them.  Libraries whose names
 # contain "nvidia" are mapped by any program that links them and are no sign of use.
 _NODE = re.compile(r"^/dev/nvidia|/nvidia(\d+|ctl[^/]*)$")
@@ -256,6 +259,22 @@ def _tracer_named(pid: int, tid: int, proc: str) -> str:
     with contextlib.suppress(errors.Refused, OSError):
         return f"pid {keeper} ({read_process(keeper, proc).comm})"
     return f"pid {keeper}"
+
+
+def lock(fd: int) -> int | None:
+    """Lock an open file; return who has it locked where another process has: 0 for one that cannot be seen from here.
+
+    One that lets go of it between the two looks was not seen either: so both are taken again.
+    """
+    for _ in range(_LOCK_LOOKS):
+        try:
+            system.try_lock(fd)
+        except BlockingIOError:
+            if holder := lock_holder(os.fstat(fd).st_ino):
+                return holder
+        else:
+            return None
+    return 0
 
 
 def lock_holder(inode: int, proc: str = PROC) -> int:

@@ -157,13 +157,10 @@ class StateDir:
         with self._writing(name):
             fd = self._open_lock(name)
         try:
-            try:
-                system.try_lock(fd)
-            except BlockingIOError:
+            if (holder := processes.lock(fd)) is not None:
                 text = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
                 # Who has just got the lock has not written its pid yet; the kernel shows pids of this namespace only.
-                written = int(text) if text.isdigit() else 0
-                raise Locked(processes.lock_holder(os.fstat(fd).st_ino) or written) from None
+                raise Locked(holder or (int(text) if text.isdigit() else 0))
             with contextlib.suppress(OSError):  # of a full disk: only who waits would like to know it
                 os.ftruncate(fd, 0)
                 os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)

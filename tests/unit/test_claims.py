@@ -53,6 +53,43 @@ def test_a_holder_that_cannot_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "pid 0" not in str(caught.value) and caught.value.facts["pid"] is None
 
 
+@pytest.mark.parametrize("then", ["nobody", "another"])
+@pytest.mark.parametrize("kind", ["process", "file"])
+def test_a_holder_that_lets_go_between_two_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, then: str
+) -> None:
+    """It was none of another pid namespace: its lock is free, or another's, who is named."""
+    path = Path("/proc/self/environ") if kind == "process" else tmp_path / "state" / "x.lock"
+    with StateDir.open(str(tmp_path / "state")) as directory:
+        with directory.lock("x.lock"):
+            pass
+        fds = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for _ in range(2)]
+        fcntl.flock(fds[0], fcntl.LOCK_EX)
+
+        def let_go(inode: int) -> int:
+            monkeypatch.undo()
+            fcntl.flock(fds[0], fcntl.LOCK_UN)
+            if then == "another":
+                fcntl.flock(fds[1], fcntl.LOCK_EX)
+            return 0
+
+        monkeypatch.setattr(processes, "lock_holder", let_go)
+        kinds = errors.Busy if kind == "process" else Locked
+        taken = claims.exclusive([os.getpid()]) if kind == "process" else directory.lock("x.lock")
+        try:
+            if then == "nobody":
+                with taken:
+                    pass
+            else:
+                with pytest.raises(kinds) as caught, taken:
+                    pass
+                pid = caught.value.facts["pid"] if isinstance(caught.value, errors.Busy) else caught.value.pid
+                assert pid == os.getpid()
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+
 def test_a_table_of_locks_that_cannot_be_read(tmp_path: Path) -> None:
     """A container may hide it: nobody is named then, and a command that is busy stays one that is busy."""
     assert processes.lock_holder(1, proc=str(tmp_path)) == 0
