@@ -1,6 +1,6 @@
 """A store in an object store (S3, GCS, Azure), through the package obstore, which is loaded when the first is opened.
 
-Owns the way there: URLs, requests, parallel ranges, and the end of the wait for an answer. Retries with backoff,
+Owns the way there: requests, parallel ranges, and the end of the wait for an answer. Retries with backoff,
 credentials and the checksums of requests are the client's. An object appears whole or not at all: nothing has to be
 synced, and a chunk that is there was written whole. There are no locks, so saves and loads work, and nothing can be
 collected.
@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -32,16 +31,10 @@ RANGES = 8  # of one chunk at a time
 REQUEST_TIMEOUT = "180s"  # of one request: a chunk is written by one
 RETRIES = 10  # with backoff, for three minutes at most
 LOOK_S = 0.1  # between two looks whether an answer is still waited for
-_URL = re.compile(r"(s3a?|gs|az|azure|adl|abfss?)://")
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "specified bucket does not exist")  # S3, Azure, GCS
 _WRITTEN_WHOLE_NS = -1  # before any check of the store: what is there need not be compared again
 
 T = TypeVar("T")
-
-
-def is_url(path: str) -> bool:
-    """Tell whether a path names an object store."""
-    return _URL.match(path) is not None
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """Where a store lies: its documents (`store.json`, `fsck.json`, `roots/ID.json`), and the way to its chunks.
 
-Owns `Place`, what a store asks of the thing that keeps it, and the place that is a directory; `objects.py` has another.
+Owns `Place`, what a store asks of the thing that keeps it, the place that is a directory, and what a URL looks like;
+the place that a URL names is in `objects.py`.
 Must not know what documents say. Names of documents are relative, such as `roots/ID.json`.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -17,6 +19,20 @@ from chunkstore.hashing import Hash
 from chunkstore.io import Files, Room
 
 _OWN_NAMES = {format.CHUNKS, format.ROOTS, format.TEMPORARY, format.SWEEP_LOCK, "lost+found"}
+
+_URL = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
+_OBJECT_STORES = {"s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss"}
+
+
+def scheme(path: str) -> str:
+    """Return the scheme of a URL, nothing for a path."""
+    found = _URL.match(path)
+    return found[1] if found else ""
+
+
+def is_url(path: str) -> bool:
+    """Tell whether a path names an object store."""
+    return scheme(path) in _OBJECT_STORES
 
 
 def refuse_foreign(files: Files, path: str, document: str) -> None:
@@ -35,7 +51,7 @@ def refuse_own(owner: str, path: str, kind: str = "store") -> None:
 
     `owner` is the path of that store or cache, which need not be there yet. Raises `NotAStore`.
     """
-    if "://" in owner:
+    if is_url(owner):
         return
     owner_path, real = os.path.realpath(owner), os.path.realpath(path)
     own = [os.path.join(owner_path, name) for name in (format.CHUNKS, format.ROOTS, format.TEMPORARY)]

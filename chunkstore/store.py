@@ -21,7 +21,7 @@ from chunkstore.chunks import Entry, State, check_content, chunk_of
 from chunkstore.format import CHUNK_SIZE_BYTES, Chunk, FormatError, StoreFacts
 from chunkstore.hashing import DEFAULT_HASH, address_of, hash_by_name
 from chunkstore.io import Files, Room
-from chunkstore.place import Directory, Place, refuse_own
+from chunkstore.place import Directory, Place, is_url, refuse_own
 
 _TRIES = 5
 
@@ -293,7 +293,7 @@ def _as_bytes(view: memoryview) -> memoryview:
 
 
 def _place(path: str | os.PathLike[str], files: Files) -> Place:
-    if objects.is_url(os.fspath(path)):
+    if is_url(os.fspath(path)):
         return objects.Bucket(os.fspath(path), files.waits)
     return Directory(os.path.abspath(path), files)
 

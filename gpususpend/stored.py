@@ -22,8 +22,7 @@ from chunkstore.errors import Damaged, Incompatible, NotAStore, Refused, StoreEr
 from chunkstore.format import MANIFEST_FILE
 from chunkstore.gc import take_back
 from chunkstore.hashing import DEFAULT_HASH
-from chunkstore.objects import is_url
-from chunkstore.place import refuse_own
+from chunkstore.place import is_url, refuse_own
 from chunkstore.save import check_directory, discard
 from gpususpend import errors, openfiles, phases, system
 from gpususpend.control import number

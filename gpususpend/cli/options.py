@@ -64,7 +64,13 @@ def size(text: str, suffix: str = "") -> int:
     return int(float(found[1]) * _UNITS[found[2]])
 
 
-_URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+def _scheme(path: str) -> str:
+    """Return the scheme of a URL, nothing for a path; what may be one is looked at by the store, which loads slowly."""
+    if "://" not in path:
+        return ""
+    from chunkstore.place import scheme
+
+    return scheme(path)
 
 
 def reachable(ctx: click.Context, param: click.Parameter, path: str | None) -> str | None:
@@ -75,7 +81,7 @@ def reachable(ctx: click.Context, param: click.Parameter, path: str | None) -> s
     """
     if path == "":
         raise click.BadParameter("it is empty; name a path", ctx, param)
-    if path and _URL.match(path):
+    if path and _scheme(path):
         raise click.BadParameter(f"'{path}' is a URL, which only a store may be; name a path", ctx, param)
     if path and not os.path.isabs(path):
         try:
@@ -87,9 +93,9 @@ def reachable(ctx: click.Context, param: click.Parameter, path: str | None) -> s
 
 def store_place(ctx: click.Context, param: click.Parameter, place: str | None) -> str | None:
     """Return the path or the URL of a store; raises BadParameter for a URL of another kind, and as `reachable`."""
-    if place is None or not _URL.match(place):
+    if place is None or not _scheme(place):
         return reachable(ctx, param, place)
-    from chunkstore.objects import is_url
+    from chunkstore.place import is_url
 
     if not is_url(place):
         raise click.BadParameter(f"'{place}': a store is a directory, or a URL of s3, gs or az", ctx, param)
@@ -187,7 +193,7 @@ def parse_places(places: Places) -> StoreOptions:
     if store is None and cache is None:
         return options
     named = StorePlaces(
-        (store if _URL.match(store) else os.path.abspath(store)) if store else "",
+        (store if _scheme(store) else os.path.abspath(store)) if store else "",
         os.path.realpath(directory) if directory else "",
         os.path.abspath(cache) if cache else "",
     )  # fmt: skip

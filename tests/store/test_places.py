@@ -35,6 +35,7 @@ from chunkstore import save as saving
 from chunkstore.chunks import Backend, State, chunk_of
 from chunkstore.hashing import DEFAULT_HASH, hash_by_name
 from chunkstore.io import LocksUnsupported
+from chunkstore.place import is_url
 from chunkstore.roots import State as RootState
 from chunkstore.transfer import copy_checkpoint, prefetch
 from tests.programs.setting import ROOT
@@ -171,7 +172,7 @@ class TestStore:
         assert load(again, tmp_path / "ckpt") == [content(1), bytes(SIZE), content(2), content(1)]
         assert len(list(again.chunks.entries())) == 2
         assert [item.state for item in roots.find_all(again)] == [RootState.COMPLETE]
-        assert (again.place.room().bytes is None) == objects.is_url(store.path)
+        assert (again.place.room().bytes is None) == is_url(store.path)
 
     def test_known_bytes_are_not_written_again(self, store: Store, tmp_path: Path) -> None:
         save(store, tmp_path / "one", [1])
@@ -217,13 +218,13 @@ class TestStore:
 
     def test_collection(self, store: Store, tmp_path: Path) -> None:
         chunk = store.put(memory(content(1))).chunk
-        if objects.is_url(store.path):
+        if is_url(store.path):
             with pytest.raises(errors.NoLocks, match="object store"):
                 gc.collect(store, grace_s=0)
         else:
             age(Path(store.path))
             assert gc.collect(store).removed_chunks == 1
-        assert (store.chunks.lookup(str(chunk.hash)) is not None) == objects.is_url(store.path)
+        assert (store.chunks.lookup(str(chunk.hash)) is not None) == is_url(store.path)
 
     def test_prefetch_and_load_from_the_cache(self, store: Store, tmp_path: Path) -> None:
         checkpoint = save(store, tmp_path / "ckpt", [1, 2, 3])
@@ -263,7 +264,7 @@ class TestObjectStore:
          ("s3:/b", False), ("s4://b", False), ("file:///tmp", False), ("http://x/y", False)],
     )  # fmt: skip
     def test_urls(self, path: str, yes: bool) -> None:
-        assert objects.is_url(path) == yes
+        assert is_url(path) == yes
 
     def test_known_chunks_are_not_read_back_unless_all_are_to_be(
         self, url: str, monkeypatch: pytest.MonkeyPatch
