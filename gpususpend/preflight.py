@@ -35,6 +35,7 @@ WAYS_OUT = {
     "exported-pool": "share memory made by cuMemCreate instead of a memory pool",
     "external-memory": "close the imported graphics memory first",
     "external-semaphore": "close the imported semaphores first",
+    "graphics": "unregister what it shares with OpenGL, EGL or VDPAU first",
     "green-context": "start it without green contexts: no checkpoint of one has been seen",
     "dma-buf": "start it with NCCL_NET_GDR_LEVEL=LOC, so that no network card maps GPU memory",
     "managed": "use device memory, since the driver cannot checkpoint managed memory",

@@ -90,6 +90,11 @@ typedef struct CUextMemory_st *CUexternalMemory;
 typedef struct CUextSemaphore_st *CUexternalSemaphore;
 typedef struct CUgreenCtx_st *CUgreenCtx;
 typedef struct CUgraphicsResource_st *CUgraphicsResource;
+typedef struct CUeglStreamConnection_st *CUeglStreamConnection;
+typedef struct CUeglFrame { /* passed by value, and never looked into */
+    void *planes[3];
+    unsigned int words[9];
+} CUeglFrame;
 typedef struct CUtexref_st *CUtexref;
 typedef struct CUsurfref_st *CUsurfref;
 typedef unsigned long long CUtexObject;

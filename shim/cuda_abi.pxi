@@ -16,6 +16,9 @@ cdef extern from "cuda_abi.h" nogil:
     ctypedef void *CUmipmappedArray
     ctypedef void *CUgreenCtx
     ctypedef void *CUgraphicsResource
+    ctypedef void *CUeglStreamConnection
+    ctypedef struct CUeglFrame:
+        pass
     ctypedef void *CUtexref
     ctypedef void *CUsurfref
     ctypedef unsigned long long CUtexObject

@@ -217,12 +217,12 @@ def documentation() -> str:
         "",
         f"What `libnvsnap_gpushare.so` exports: {len(exported())} driver symbols, and "
         + " and ".join(f"`{name}`" for name in LOADER_EXPORTS)
-        + f". Compared with CUDA {NEWEST_CUDA // 1000}.{NEWEST_CUDA % 1000 // 10}.",
+        + f". Compared with CUDA 12.8, 12.9 and 13.0 to {NEWEST_CUDA // 1000}.{NEWEST_CUDA % 1000 // 10}.",
         "",
         "*since* and *until* are the versions between which cuGetProcAddress means this symbol by that name;",
         "*stream* is the default stream that it means. *gate* is what holds the call during a suspend. A *generated*",
         "hook only waits at its gate; one *by hand* also keeps track of what the call makes. A symbol that stands here",
-        "twice is looked up by two names. What becomes of every function of cuda.h, and why, stands in",
+        "twice is looked up by two names. What becomes of every function of the driver, and why, stands in",
         "[driver-functions.md](driver-functions.md).",
         "",
         "Native memory is copied and set from the context of any device, with or without peer access. So where the",

@@ -17,7 +17,8 @@ cdef enum:
     KIND_MAPPED_ARRAY = 11
     KIND_DMABUF = 12
     KIND_GREEN_CONTEXT = 13
-    KIND_COUNT = 14
+    KIND_GRAPHICS = 14
+    KIND_COUNT = 15
     MAX_UNCARRIED = 65536
     MAX_NAME = 128
 
@@ -55,6 +56,8 @@ cdef const char *kind_name(uint32_t kind) noexcept nogil:
         return b"dma-buf"
     if kind == KIND_GREEN_CONTEXT:
         return b"green-context"
+    if kind == KIND_GRAPHICS:
+        return b"graphics"
     return b"mapped-array"
 
 

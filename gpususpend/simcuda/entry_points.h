@@ -109,6 +109,8 @@
     PLAIN(cuGraphNodeSetEnabled, 11060, cuGraphNodeSetEnabled) \
     PLAIN(cuGraphRemoveDependencies, 12030, cuGraphRemoveDependencies_v2) \
     STREAM(cuGraphUpload, 11010, cuGraphUpload, 11010, cuGraphUpload_ptsz) \
+    PLAIN(cuGraphicsGLRegisterBuffer, 3000, cuGraphicsGLRegisterBuffer) \
+    PLAIN(cuGraphicsUnregisterResource, 3000, cuGraphicsUnregisterResource) \
     PLAIN(cuGreenCtxCreate, 12040, cuGreenCtxCreate) \
     PLAIN(cuGreenCtxDestroy, 12040, cuGreenCtxDestroy) \
     PLAIN(cuImportExternalMemory, 10000, cuImportExternalMemory) \

@@ -98,6 +98,27 @@ API(CALL_CONTEXT, cuDestroyExternalSemaphore, (CUexternalSemaphore semaphore), (
     return CUDA_SUCCESS;
 }
 
+/* ---- memory of a graphics API ---- */
+
+struct CUgraphicsResource_st {
+    uint32_t magic;
+    struct CUgraphicsResource_st *next_free;
+};
+static struct pool resources = POOL(struct CUgraphicsResource_st, 0x47524150);
+
+API(CALL_CONTEXT, cuGraphicsGLRegisterBuffer, (CUgraphicsResource * out, unsigned buffer, unsigned flags), (out, buffer, flags)) {
+    if (!out || !buffer || flags & ~0xfu)
+        return CUDA_ERROR_INVALID_VALUE;
+    *out = pool_new(&resources);
+    return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+API(CALL_CONTEXT, cuGraphicsUnregisterResource, (CUgraphicsResource resource), (resource)) {
+    if (!pool_holds(&resources, resource))
+        return CUDA_ERROR_INVALID_HANDLE;
+    pool_delete(&resources, resource);
+    return CUDA_SUCCESS;
+}
+
 /* ---- sparse arrays ---- */
 
 struct CUarray_st {

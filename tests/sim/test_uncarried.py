@@ -92,6 +92,7 @@ KINDS = {
                             lambda one, made: one.external_memory_destroy(made)),
     "external-semaphore": Kind(lambda one, bare: one.external_semaphore_import(),
                                lambda one, made: one.external_semaphore_destroy(made)),
+    "graphics": Kind(lambda one, bare: one.graphics_register(), lambda one, made: one.graphics_unregister(made)),
     "green-context": Kind(lambda one, bare: one.green_create(0), lambda one, made: one.green_destroy(made)),
     "dma-buf": Kind(dma_buf, lambda one, made: one.free(made)),
     "managed": Kind(lambda one, bare: one.alloc_managed(MIB), lambda one, made: one.free(made)),

@@ -9,27 +9,27 @@ import pytest
 
 from shim import generate
 from shim.hooks import HOOKS, LOOKUPS, SIMULATOR_FUNCTIONS, Gate, Hook, Kind, Variant, base_name
-from tests.unit.headers import include_folder, newest_cuda_h
+from tests.unit.headers import abis as types_of_functions
+from tests.unit.headers import newest_headers
 
 ROOT = Path(__file__).resolve().parents[2]
 HANDLE = "CUmemGenericAllocationHandle"
-PATTERN = re.compile(r"PFN_(cu\w+?)_v(\d+)(_pt[ds]s?z?)?\)\(([^;]*)\);")
 
 
 @pytest.fixture(scope="module")
-def cuda_h() -> str:
-    """NVIDIA's cuda.h, of the version that the table was compared with."""
-    return newest_cuda_h()
+def headers() -> str:
+    """NVIDIA's headers of the driver, of the version that the table was compared with."""
+    return "".join(newest_headers())
 
 
 @pytest.fixture(scope="module")
-def abis(cuda_h: str) -> dict[tuple[str, int, Variant], str]:
-    """Every ABI that the header knows: (name, version, default stream) → parameters."""
-    text = (include_folder() / "cudaTypedefs.h").read_text()
-    found: dict[tuple[str, int, Variant], str] = {}
-    for name, version, twin, params in PATTERN.findall(text):
-        found[name, int(version), Variant.PER_THREAD if twin else Variant.LEGACY] = params
-    return found
+def abis(headers: str) -> dict[tuple[str, int, Variant], str]:
+    """Every ABI that the headers know: (name, version, default stream) → parameters."""
+    del headers  # of the right version
+    return {
+        (name, int(version), Variant.PER_THREAD if twin else Variant.LEGACY): params
+        for name, version, twin, params in types_of_functions()
+    }
 
 
 def _key(hook: Hook) -> tuple[str, int, Variant]:
@@ -49,7 +49,13 @@ def _types(params: str) -> list[str]:
     return result
 
 
-SAME = {"CUdeviceptr_v1": "unsigned int", "CUlogicalEndpointId": "cuuint32_t"}
+SAME = {
+    "CUdeviceptr_v1": "unsigned int", "CUlogicalEndpointId": "cuuint32_t", "GLuint": "unsigned int",
+    "GLenum": "unsigned int", "EGLint": "int", "EGLImageKHR": "void *", "EGLStreamKHR": "void *",
+    "EGLSyncKHR": "void *",
+    "VdpVideoSurface": "cuuint32_t", "VdpOutputSurface": "cuuint32_t", "VdpDevice": "cuuint32_t",
+    "VdpGetProcAddress": "void",
+}
 """Types of the header that the table spells otherwise."""
 
 
@@ -69,20 +75,20 @@ def test_no_abi_of_a_hooked_name_is_missing(abis: dict[tuple[str, int, Variant],
     assert {key for key in abis if key[0] in hooked and key not in ours} == set()
 
 
-def test_symbols_are_those_of_the_header(cuda_h: str) -> None:
+def test_symbols_are_those_of_the_header(headers: str) -> None:
     """The newest ABI of a name is the symbol to which the header defines it; all others are declared."""
     newest = {hook.name: hook for hook in HOOKS if not hook.until and hook.variant is not Variant.PER_THREAD}
     for name, hook in newest.items():
-        defined = re.search(rf"#define {name} +(?:__CUDA_API_PT\w+\((\w+)\)|(\w+))\s", cuda_h)
+        defined = re.search(rf"#define {name} +(?:__CUDA_API_PT\w+\((\w+)\)|(\w+))\s", headers)
         target = (defined[1] or defined[2]) if defined else name
         # Names of CUDA 13.1 and later, and this one, keep the older ABI for source code that does not ask.
         assert hook.symbol == target or hook.since >= 13010 or name == "cuStreamGetCtx", (hook, target)
-        assert re.search(rf"\b{hook.symbol}\b", cuda_h), hook
+        assert re.search(rf"\b{hook.symbol}\b", headers), hook
 
 
-def test_every_function_that_takes_a_handle_is_hooked(cuda_h: str) -> None:
+def test_every_function_that_takes_a_handle_is_hooked(headers: str) -> None:
     """Handles are virtual: a function that we do not know would give the driver a value that is not its own."""
-    code = re.sub(r"/\*.*?\*/", "", cuda_h, flags=re.S)
+    code = re.sub(r"/\*.*?\*/", "", headers, flags=re.S)
     declared = re.findall(r"CUDAAPI\s+(cu\w+)\s*\(([^;]*)\);", code)
     takers = {base_name(symbol) for symbol, params in declared if HANDLE in params}
     assert takers - {hook.name for hook in HOOKS if hook.by_hand} == set()

@@ -192,6 +192,18 @@ def external_semaphore_destroy(semaphore: int) -> Result:
 
 
 @command
+def graphics_register() -> Result:
+    """Register a buffer of OpenGL, simulated driver only: a real one wants a context of OpenGL."""
+    return ask("cuGraphicsGLRegisterBuffer", 1, 0) if is_simulated() else Result(MISSING)
+
+
+@command
+def graphics_unregister(resource: int) -> Result:
+    """Let a buffer of OpenGL go."""
+    return ask("cuGraphicsUnregisterResource", resource)
+
+
+@command
 def proc_address(name: str, version: int) -> Result:
     """Look a driver function up as of a CUDA version, by cuGetProcAddress of CUDA 12; return its address."""
     found = ctypes.c_void_p()
