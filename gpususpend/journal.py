@@ -7,6 +7,7 @@ by the shim's nonce, which survives a restore elsewhere; a pid alone is never be
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -135,6 +136,14 @@ class Record:
     def pids(self) -> list[int]:
         """Return the pids of the members."""
         return [member.pid for member in self.members]
+
+    @property
+    def age_s(self) -> float:
+        """Return the seconds since the suspend began, by the clock of the wall; none if the record does not say."""
+        with contextlib.suppress(ValueError, TypeError):
+            begun = datetime.datetime.fromisoformat(self.created)
+            return (datetime.datetime.now(datetime.timezone.utc) - begun).total_seconds()
+        return 0.0
 
     @property
     def holder_pid(self) -> int | None:

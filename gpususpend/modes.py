@@ -1,12 +1,14 @@
-"""How a process uses the driver, where that rules a checkpoint out or may disturb it: MIG, MPS, tools.
+"""How a process uses the driver, where that rules a checkpoint out or may disturb it: MIG, MPS, tools, network cards.
 
-Owns the signs of it: NVML, the environment that a process was started with, the files of the MPS daemon.  Must not know
-phases.  Only looks.  A process that overwrites its environment (setproctitle) shows nothing there.
+Owns the signs of it: NVML, the environment that a process was started with, what it has open and mapped, the files of
+the MPS daemon.  Must not know phases.  Only looks.  A process that overwrites its environment (setproctitle) shows
+nothing there.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Collection, Mapping, Sequence
 
@@ -16,6 +18,9 @@ from gpususpend.helpers import INJECTION_VARIABLES
 
 _DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 _PIPE_VARIABLE, _DEFAULT_PIPE = "CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"
+_PEER_MEMORY = ("/sys/module/nvidia_peermem", "/sys/module/nv_peer_mem")
+_NETWORK_CARD = "/dev/infiniband/uverbs"
+_HEARTBEAT, _HEARTBEAT_S = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", 480.0  # and PyTorch's own default
 
 
 def mig(pid: int, devices: Collection[str], gpus: Sequence[Gpu], usage: Mapping[str, GpuUsage]) -> str:
@@ -52,6 +57,21 @@ def mps(pid: int, uid: int, usage: Mapping[str, GpuUsage]) -> str:
 def tools(pid: int) -> list[str]:
     """Return the variables that make the driver load a tool into a process, as NAME=VALUE."""
     return [f"{name}={value}" for name, value in _named(pid, INJECTION_VARIABLES)]
+
+
+def network_card(pid: int) -> str:
+    """Return the network card that a process may have given GPU memory by a way that no call of the driver shows."""
+    if not any(map(os.path.exists, _PEER_MEMORY)):
+        return ""
+    return next((path for path in processes.open_files(pid) if path.startswith(_NETWORK_CARD)), "")
+
+
+def heartbeat_s(pid: int) -> float:
+    """Return after how many seconds PyTorch's watchdog may take a process for stuck; infinite if it has none."""
+    named = dict(_named(pid, (_HEARTBEAT,)))
+    with contextlib.suppress(ValueError, KeyError):
+        return float(named[_HEARTBEAT])
+    return _HEARTBEAT_S if processes.has_library(pid, "libtorch_cuda.so") else math.inf
 
 
 def _named(pid: int, names: Collection[str]) -> list[tuple[str, str]]:

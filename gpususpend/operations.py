@@ -222,6 +222,7 @@ def _resume(context: Context, session: Session, gpu_map: str | None) -> None:
         resume.check_threads(session)
         if recover.is_down(session):
             _check_gpus(context, session, dict(pairs))
+            preflight.warn_of_long_stop(session.group.cuda_pids, session.record.age_s, context.warn)
 
     with resume.told(session):
         session.surviving(look)

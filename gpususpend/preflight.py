@@ -121,7 +121,8 @@ def check_modes(
     group: Group, plans: Mapping[int, Plan], gpus: Sequence[Gpu], usage: Mapping[str, GpuUsage],
     warn: Callable[[str], None],
 ) -> None:
-    """Refuse processes on parts of a GPU and clients of MPS; warn of tools that the driver has loaded into them."""
+    """Refuse processes on parts of a GPU and clients of MPS; warn of tools inside the driver, and of network cards."""
+    cards = {}
     for member in group.members:
         if member.kind is Kind.PLAIN:
             continue
@@ -134,6 +135,14 @@ def check_modes(
             raise errors.Mps(pid=member.pid, comm=member.comm, sign=sign)
         for tool in modes.tools(member.pid):
             warn(f"pid {member.pid} was started with {tool}: a tool inside the driver can disturb a checkpoint")
+        if card := modes.network_card(member.pid):
+            cards[member.pid] = card
+    if cards:
+        warn(
+            f"pid {', '.join(map(str, cards))}: {next(iter(cards.values()))} is open, and the kernel's module "
+            "nvidia-peermem lets a network card use GPU memory unseen. If it does, its transfers fail after this: "
+            "start with NCCL_IB_DISABLE=1, or NCCL_NET_GDR_LEVEL=LOC"
+        )
 
 
 def check_integrated(
@@ -180,6 +189,17 @@ def warn_of_shared_gpus(
                 "another process, and kernels that wait for each other (NCCL) can end in CUDA error 719. Let one of "
                 "them use the GPU at a time, or suspend with --depth pages"
             )  # fmt: skip
+
+
+def warn_of_long_stop(pids: Iterable[int], seconds: float, warn: Callable[[str], None]) -> None:
+    """Warn where processes were away for longer than PyTorch's watchdog waits for a sign of life (FR-57)."""
+    late = {pid: limit for pid in pids if (limit := modes.heartbeat_s(pid)) < seconds}
+    if late:
+        warn(
+            f"pid {', '.join(map(str, late))}: suspended for {seconds:.0f} s, longer than the heartbeat of PyTorch's "
+            f"NCCL watchdog ({min(late.values()):g} s), which may end them. Start them with "
+            "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC above the longest suspension"
+        )
 
 
 def check_threads(group: Group) -> None:

@@ -330,6 +330,21 @@ def _mapped(pid: int, proc: str) -> dict[str, None]:
     return dict.fromkeys(_plain(words[5]) for words in lines if len(words) == 6)
 
 
+def has_library(pid: int, name: str, proc: str = PROC) -> bool:
+    """Tell whether a process has loaded a library of that file name; no if it may not be looked into."""
+    with contextlib.suppress(OSError):
+        return any(path.endswith(f"/{name}") for path in _mapped(pid, proc))
+    return False
+
+
+def open_files(pid: int, proc: str = PROC) -> Iterator[str]:
+    """Yield the paths that a process has open; none if it may not be looked into."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"{proc}/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                yield os.readlink(f"{proc}/{pid}/fd/{name}")
+
+
 def has_mapped(pid: int, path: str, proc: str = PROC) -> bool:
     """Tell whether a process has a file of this name mapped."""
     return path in _mapped(pid, proc)

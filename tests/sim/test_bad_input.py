@@ -450,6 +450,18 @@ def test_tool_inside_the_driver(start_worker: Start, tool: Tool) -> None:
     tool.resume(worker.pid).expect(0)
 
 
+@pytest.mark.parametrize(("heartbeat", "warned"), [("0", True), ("86400", False), ("", False)])
+def test_fr57_away_for_longer_than_a_watchdog_waits(
+    start_worker: Start, tool: Tool, heartbeat: str, warned: bool
+) -> None:
+    """FR-57: the resume says what may end the process now, and how to prevent it."""
+    worker = start_worker(0, env={"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": heartbeat})
+    tool.suspend(worker.pid).expect(0)
+    warnings = tool.resume(worker.pid).expect(0).json["warnings"]
+    told = [text for text in warnings if "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC" in text]
+    assert bool(told) == warned and all(str(worker.pid) in text for text in told), warnings
+
+
 def test_half_of_a_sharing_group(start_worker: Start, tool: Tool) -> None:
     """Seen from either side, and both run on."""
     owner, other = start_worker(0), start_worker(1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 import os
 import subprocess
 import sys
@@ -50,6 +52,32 @@ def test_mig_by_nvml_and_by_the_shim(pid: int) -> None:
 def test_mig_by_the_environment(pid: int) -> None:
     """That the process was started with."""
     assert "VISIBLE_DEVICES=MIG-1" in modes.mig(pid, [], [WHOLE], {})
+
+
+@pytest.mark.parametrize("pid", [{"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "7.5"}], indirect=True)
+def test_heartbeat_by_the_environment(pid: int) -> None:
+    assert modes.heartbeat_s(pid) == 7.5
+
+
+def test_heartbeat_of_pytorch(pid: int, tmp_path: Path) -> None:
+    """Its own default, where its library is loaded, and none elsewhere."""
+    assert modes.heartbeat_s(pid) == math.inf
+    library = tmp_path / "libtorch_cuda.so"
+    library.write_bytes(b"\0" * mmap.PAGESIZE)
+    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ):
+        assert modes.heartbeat_s(os.getpid()) == 480
+
+
+def test_network_card(pid: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open, and the kernel's module that lets it at GPU memory is there."""
+    module, card = tmp_path / "nvidia_peermem", tmp_path / "uverbs0"
+    monkeypatch.setattr(modes, "_PEER_MEMORY", (str(module),))
+    monkeypatch.setattr(modes, "_NETWORK_CARD", str(tmp_path / "uverbs"))
+    with card.open("w"):
+        assert modes.network_card(os.getpid()) == ""
+        module.mkdir()
+        assert modes.network_card(os.getpid()) == str(card)
+        assert modes.network_card(pid) == ""
 
 
 def test_mps_by_nvml(pid: int) -> None:

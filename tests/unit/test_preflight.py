@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpususpend import control, errors, openfiles, preflight
+from gpususpend import control, errors, modes, openfiles, preflight
 from gpususpend.deadline import Deadline
 from gpususpend.defaults import LIMITS, limits_with
-from gpususpend.group import Group, Rank
+from gpususpend.group import Group, Rank, group_of
 from gpususpend.journal import Kind, Member
 from gpususpend.processes import Process
 
@@ -69,6 +69,16 @@ def test_FR3_driver_under_which_a_kill_hangs(version: str, compute: list[int], w
     warnings: list[str] = []
     preflight.warn_of_driver(version, compute, warnings.append)
     assert [version in text and "suspend" in text for text in warnings] == [True] * warned
+
+
+def test_FR24_network_cards_that_use_memory_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One warning that names all of them, and the way out."""
+    members = [Member(pid, 1, pid, 0, "rank", Kind.SHIMMED) for pid in (7, 8, 9)]
+    monkeypatch.setattr(modes, "network_card", lambda pid: "/dev/infiniband/uverbs0" if pid < 9 else "")
+    warnings: list[str] = []
+    preflight.check_modes(group_of(members), {}, [], {}, warnings.append)
+    (text,) = warnings
+    assert text.startswith("pid 7, 8: /dev/infiniband/uverbs0") and "NCCL_IB_DISABLE=1" in text
 
 
 def test_each_process_has_its_own_time_to_start_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
