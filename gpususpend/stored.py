@@ -25,6 +25,7 @@ from chunkstore.hashing import DEFAULT_HASH
 from chunkstore.place import is_url, refuse_own
 from chunkstore.save import check_directory, discard
 from gpususpend import errors, openfiles, phases, system
+from gpususpend.answers import Answers
 from gpususpend.control import number
 from gpususpend.deadline import Deadline
 from gpususpend.defaults import RING_BYTES
@@ -56,7 +57,8 @@ class StoredMemory:
         self.bytes: Counter[str] = Counter()  # by what the store did with it, or where it had it
         self._session = session
         self._options = options
-        self._files = Files(session.context.tools.system(), session.context.warn, self._waits)
+        self._answers = Answers(session.context.interrupts, session.limits.store_grace_s)
+        self._files = Files(session.context.tools.system(), session.context.warn, self._answers.waits)
         self._store: Store | None = None
         self._save: Save | None = None
         self._checkpoint: Checkpoint | None = None
@@ -66,45 +68,15 @@ class StoredMemory:
         self._places: dict[int, int] = {}
         self._failure: BaseException | None = None  # ends the step for all
         self._patience: Deadline | None = None  # with what is under way then
-        self._hangs = False  # the store holds threads of ours
-        self._until: Deadline | None = None  # with answers of an object store, outside of such steps
-        self._heed: Callable[[], None] | None = None  # raises for a signal; None where none is heeded
         self._copies: list[Span] = []  # of the step that is on; appended to by many threads, which is atomic
         self._counting = threading.Lock()
-
-    # An object store that does not answer
-
-    @contextlib.contextmanager
-    def _asking(self, seconds: float, heed: Callable[[], None] | None = None) -> Iterator[None]:
-        """Wait for answers so many seconds, and ten after a signal, for which `heed` raises."""
-        self._until, self._heed = Deadline(seconds), heed
-        try:
-            yield
-        except (StoreError, errors.StoreProblem):
-            if heed is not None and self._signal_overdue():
-                heed()
-            raise
-        finally:
-            self._until = self._heed = None
-
-    def _signal_overdue(self) -> bool:
-        return self._session.context.interrupts.overdue(self._session.limits.store_grace_s)
-
-    def _waits(self) -> bool:
-        """Tell whether an answer is waited for any longer; asked in any thread.
-
-        In the steps that all ranks take, `_turn_back_in_time` says so.
-        """
-        if self._hangs or (self._until is not None and self._until.passed()):
-            return False
-        return self._heed is None or not self._signal_overdue()
 
     # Before anything changes
 
     def check(self, plans: Mapping[int, Plan]) -> None:
         """Refuse places that lie in each other, or cannot take what is planned; raises StoreProblem, NotBegun."""
         session = self._session
-        with self._asking(session.limits.copy_timeout_s, session.context.interrupts.check_begin):
+        with self._answers.asking(session.limits.copy_timeout_s, session.context.interrupts.check_begin):
             try:
                 self._check_places()
                 with contextlib.suppress(NotAStore):  # then it is made
@@ -314,7 +286,7 @@ class StoredMemory:
         if self._patience is None:
             self._patience = Deadline(session.limits.store_grace_s)
         if self._patience.passed():
-            self._hangs = True
+            self._answers.hangs = True
             for rank in session.group:
                 if rank.pid in pids:
                     rank.hang_up()  # whoever is left there may still use that connection
@@ -338,7 +310,7 @@ class StoredMemory:
         facts = {
             "depth": record.depth.value, "driver": record.driver, "simulated": record.simulated, "origin": record.origin
         }  # fmt: skip
-        with self._asking(session.limits.copy_timeout_s, lambda: session.context.interrupts.check("save")):
+        with self._answers.asking(session.limits.copy_timeout_s, lambda: session.context.interrupts.check("save")):
             try:
                 if self._store is None:
                     self._store = self._open_or_make()
@@ -366,7 +338,7 @@ class StoredMemory:
         self.bytes.clear()
         self._each("save", self._save_rank, session.arena_total)
         heed = (lambda: session.context.interrupts.check("commit")) if session.interruptible else None
-        with session.timed("commit", 1), self._asking(session.limits.copy_timeout_s, heed), translated():
+        with session.timed("commit", 1), self._answers.asking(session.limits.copy_timeout_s, heed), translated():
             self._checkpoint = self._save.commit()
             self._save = None
 
@@ -402,11 +374,11 @@ class StoredMemory:
 
         Chunks stay, for the next attempt, but where the save has filled a disk.
         """
-        if self._hangs:
+        if self._answers.hangs:
             self._session.context.warn(f"the store does not answer; the next save in {self.places.directory} clears it")
             self._save = None
             return
-        with self._asking(self._session.limits.store_grace_s):
+        with self._answers.asking(self._session.limits.store_grace_s):
             self._clear_away(cause)
 
     def _clear_away(self, cause: errors.GpushareError | None) -> None:
@@ -439,7 +411,7 @@ class StoredMemory:
         """
         session = self._session
         heed = session.context.interrupts.check_begin if self._store is None else None  # later, much has changed
-        with self._asking(session.limits.copy_timeout_s, heed), translated():
+        with self._answers.asking(session.limits.copy_timeout_s, heed), translated():
             self._store = self._store or self._open()
             checkpoint = Checkpoint.open(self.places.directory, files=self._files)
             checkpoint.require_store(self._store)
@@ -555,8 +527,8 @@ class StoredMemory:
     def close(self) -> None:
         """Unmap the rings; a save that was not committed leaves nothing."""
         self.drop_rings()
-        if self._save is not None and not self._hangs:
-            with self._asking(self._session.limits.store_grace_s):
+        if self._save is not None and not self._answers.hangs:
+            with self._answers.asking(self._session.limits.store_grace_s):
                 self._save.abort()
         self._save = None
 
