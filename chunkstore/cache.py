@@ -30,11 +30,12 @@ class Cache:
         self._files = files
         self._hash = digest
         self._bypassed = False
+        self._failed = 0  # chunks that lay there and were not to be had
         self._guard = threading.Lock()
 
     @classmethod
-    def open(cls, path: str, store: StoreFacts, files: Files, digest: Hash) -> Cache:
-        """Open the cache at `path` for a store; makes it if it is missing and can be made (its parent must exist).
+    def open(cls, path: str, store: StoreFacts, files: Files, digest: Hash, make: bool = True) -> Cache:
+        """Open the cache at `path` for a store; with `make`, one that is missing is made (its parent must exist).
 
         Raises `WrongStore` if it belongs to another store, `NotAStore` if other files lie there.
         """
@@ -42,6 +43,8 @@ class Cache:
         try:
             cache = cls.find(path, files)
         except errors.NotAStore:
+            if not make:
+                raise
             cls._make(path, store, files, digest)
             cache = cls.find(path, files)
         cache.require(store)
@@ -108,13 +111,29 @@ class Cache:
         except errors.ChunkMissing:
             return False
         except errors.ChunkDamaged as error:
-            self._files.tell(f"{errors.of_cache(error)}. The cache drops it")
             self._drop(chunk)
+            self._tell_first(f"{errors.of_cache(error)}. The cache drops it")
             return False
         except errors.Damaged as error:
-            self._files.tell(f"{errors.of_cache(error)}. The store is read instead")
+            self._tell_first(f"{errors.of_cache(error)}. The store is read instead")
             return False
         return True
+
+    def _tell_first(self, what: str) -> None:
+        with self._guard:
+            self._failed += 1
+            first = self._failed == 1
+        if first:
+            self._files.tell(what)
+
+    def tell_failed(self) -> None:
+        """Tell how many chunks `fetch` found damaged or could not read, where the first was not the only one."""
+        with self._guard:
+            failed, self._failed = self._failed, 0
+        if failed > 1:
+            self._files.tell(
+                f"{failed} chunks in all of cache {self.path} were damaged or could not be read; the store was read"
+            )
 
     def _drop(self, chunk: Chunk) -> None:
         try:

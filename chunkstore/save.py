@@ -7,8 +7,10 @@ none: the root, chunks, rank files, and the manifest last, by one rename. Remova
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
+import stat
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
@@ -49,8 +51,8 @@ class Save:
         """Begin a checkpoint in a directory, which is made if it is missing (its parent must exist).
 
         `facts` are JSON values of the caller's for the manifest. What a save that died left there is cleared away.
-        Raises `CheckpointExists`, `Busy` if another save is writing there, `NotAStore` for a directory of the store's
-        own, `WriteFailed`.
+        Raises `CheckpointExists`, `Busy` if another save is writing there, `NotAStore` for a directory that will not
+        do, `WriteFailed`.
         """
         path = os.path.realpath(directory)
         id = secrets.token_hex(16)
@@ -219,15 +221,36 @@ def check_directory(files: Files, path: str, store: str, cache: str = "") -> Non
 
     `store` and `cache` are their paths; no cache is empty. Raises `CheckpointExists`, `NotAStore`, `Damaged`.
     """
+    if os.path.realpath(path).strip("/") == "":
+        raise errors.NotAStore(path=path, detail="it is the root of all files", advice="name a directory of its own")
     refuse_own(store, path)
     if cache:
         refuse_own(cache, path, "cache")
     _refuse_existing(files, path)
+    _refuse_unmakable(files, path)
 
 
 def _refuse_existing(files: Files, path: str) -> None:
     if os.path.lexists(os.path.join(path, format.MANIFEST_FILE)):
         raise errors.CheckpointExists(path=path, id=Checkpoint.open(path, files=files).id)
+
+
+def _refuse_unmakable(files: Files, path: str) -> None:
+    """Refuse what is no directory and where none can be made: a store would be made in vain."""
+    parent = os.path.dirname(os.path.abspath(path))
+    try:
+        try:
+            facts = files.system.stat(path)
+        except FileNotFoundError:
+            facts = files.system.stat(parent)
+    except OSError as error:
+        missing = isinstance(error, FileNotFoundError)
+        raise errors.NotAStore(
+            path=path, detail=f"{parent} is not there" if missing else error.strerror,
+            advice="mount what it is on, or make it" if missing else "name a directory",
+        ) from error  # fmt: skip
+    if not stat.S_ISDIR(facts.st_mode):
+        raise errors.NotAStore(path=path, detail=os.strerror(errno.ENOTDIR), advice="name a directory")
 
 
 def lock_directory(files: Files, path: str) -> int:

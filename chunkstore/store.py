@@ -152,15 +152,15 @@ class Store:
                 raise errors.Incompatible(path=place.path, what=what, theirs=theirs, ours=ours)
         return store
 
-    def use_cache(self, path: str | os.PathLike[str]) -> None:
-        """Put the cache in this directory in front of the store, made if missing; if that fails it is told.
+    def use_cache(self, path: str | os.PathLike[str], make: bool = True) -> None:
+        """Put the cache in this directory in front of the store; if that fails it is told.
 
-        Once made it belongs to this store: whoever has more to check does that first. Raises `WrongStore`,
-        `UnknownVersion`, `NoHash`.
+        One that is missing is made, unless only what it holds is wanted. Once made it belongs to this store: whoever
+        has more to check does that first. Raises `WrongStore`, `UnknownVersion`, `NoHash`.
         """
         try:
             refuse_own(self.path, os.fspath(path))
-            self.cache = Cache.open(os.fspath(path), self.facts, self.files, self.hash)
+            self.cache = Cache.open(os.fspath(path), self.facts, self.files, self.hash, make)
         except (errors.WriteFailed, errors.Damaged, errors.NotAStore) as error:
             self.cache_error = error
             self.files.tell(f"there is no cache: {error}")

@@ -115,10 +115,10 @@ class StoredMemory:
                 found = Cache.find(self.places.cache, self._files)
                 found.require(self._store.facts if self._store is not None else None)
 
-    def _use_cache(self, store: Store) -> None:
+    def _use_cache(self, store: Store, make: bool) -> None:
         """Put the cache in front of the store, once nothing else can be refused: one that is made belongs to it."""
         if self.places.cache and store.cache is None and store.cache_error is None:
-            store.use_cache(self.places.cache)
+            store.use_cache(self.places.cache, make)
 
     def _require_usable(self, store: Store) -> None:
         """Refuse a store of another hash than was asked for, or whose chunks do not fit where a shim page-locks."""
@@ -315,7 +315,7 @@ class StoredMemory:
                 if self._store is None:
                     self._store = self._open_or_make()
                 self._save = Save.begin(self._store, self.places.directory, facts)
-                self._use_cache(self._store)
+                self._use_cache(self._store, make=True)
             except StoreError as error:
                 raise _as_refusal(error) from error
         self.places = replace(self.places, directory=self._save.path, checkpoint=self._save.id)
@@ -427,7 +427,7 @@ class StoredMemory:
     def _use_cache_to_load(self, store: Store) -> None:
         """Use the cache, or do without it, but refuse one that the command names and that cannot be this store's."""
         try:
-            self._use_cache(store)
+            self._use_cache(store, make=False)
         except Refused as error:
             named = self._options.named
             if named is not None and named.cache:
@@ -458,7 +458,11 @@ class StoredMemory:
         zero, other = self._sizes()
         if zero:
             self._each("zeros", self._set_zeros, zero)
-        self._each("load", self._load_rank, other)
+        try:
+            self._each("load", self._load_rank, other)
+        finally:
+            if self._store is not None and self._store.cache is not None:
+                self._store.cache.tell_failed()
 
     def _sizes(self) -> tuple[int, int]:
         """Return the bytes of zeros that are to be brought back, and of everything else."""

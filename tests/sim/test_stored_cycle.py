@@ -124,9 +124,9 @@ def test_store_that_is_made(pair: Pair, places: Places, tool: Tool) -> None:
     """B24: store and directory, with the hash that was named; not the directories above them."""
     shutil.rmtree(places.store)
     answer = places.suspend(*pair.pids, name="no/where").expect(3)
-    assert answer.json["reason"] == "write-failed" and answer.json["error"]["code"] == "store-refused"
+    assert answer.json["reason"] == "not-a-store" and answer.json["error"]["code"] == "store-refused"
     running(tool)
-    shutil.rmtree(places.store)
+    assert not places.store.exists()
     nowhere = ("--store", str(places.root / "no/where"), "--ckpt-dir", str(places.directory()))
     answer = tool.suspend(*pair.pids, options=nowhere).expect(3)
     assert answer.json["reason"] == "write-failed" and f"{places.root}/no" in answer.json["error"]["message"]
@@ -152,6 +152,32 @@ def test_b27_cache(pair: Pair, places: Places, tool: Tool) -> None:
     missed = tool.resume(*pair.pids, options=("--cache", str(places.root / "other"))).expect(0)
     assert missed.json["groups"][0]["stored"]["bytes"]["store"]
     assert not list((places.root / "other/chunks").glob("*/*"))
+    pair.check()
+
+
+def test_a_load_makes_no_cache(pair: Pair, places: Places, tool: Tool) -> None:
+    """Neither one that the command names nor one that is recorded and has gone: told, and done without."""
+    new, cache = places.root / "new", places.root / "cache"
+    for path, options in ((new, ("--cache", str(new))), (cache, ())):
+        places.suspend(*pair.pids, name=f"of-{path.name}", options=("--cache", str(cache))).expect(0)
+        if path == cache:
+            shutil.rmtree(cache)
+        answer = tool.resume(*pair.pids, options=options).expect(0)
+        assert any(f"there is no cache: {path}: " in warning for warning in answer.json["warnings"]), answer
+        assert not path.exists(), path
+    pair.check()
+
+
+def test_a_cache_that_rots_is_told_once(pair: Pair, places: Places, tool: Tool) -> None:
+    """With the number of chunks at the end, and not each."""
+    cache = places.root / "cache"
+    places.suspend(*pair.pids, options=("--cache", str(cache))).expect(0)
+    chunks = list((cache / "chunks").glob("*/*"))
+    for chunk in chunks:
+        chunk.write_bytes(b"rot")
+    told = [text for text in tool.resume(*pair.pids).expect(0).json["warnings"] if str(cache) in text]
+    assert len(told) == 2 and "The cache drops it" in told[0], told
+    assert told[1].startswith(f"{len(chunks)} chunks in all"), told
     pair.check()
 
 

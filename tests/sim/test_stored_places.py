@@ -194,6 +194,26 @@ def test_places_that_lie_in_each_other(pair: Pair, places: Places, tool: Tool) -
     pair.check()
 
 
+@pytest.mark.parametrize("path", ["/", "//", "/.", "no/where", "file", "file/x", "loop"])
+def test_a_store_is_not_made_for_a_directory_that_cannot_be(
+    pair: Pair, places: Places, tool: Tool, path: str
+) -> None:
+    """The root, where everything lies; a parent that is missing; a file."""
+    (places.root / "file").touch()
+    os.symlink("loop", places.root / "loop")
+    before, new = lying(places), places.root / "new"
+    directory = path if path.startswith("/") else str(places.root / path)
+    told = require_unbegun(tool.suspend(*pair.pids, options=("--store", str(new), "--ckpt-dir", directory)))
+    assert "; name a" in told or "is not there; mount what it is on, or make it" in told, told
+    assert lying(places) == before and not Path("/manifest.json").exists()
+    running(tool)
+    if path in ("/", "no/where"):
+        places.suspend(*pair.pids, options=("--depth", "pages")).expect(0)
+        tool.resume(*pair.pids).expect(0)
+        answer = tool.run("store", "copy", places.store, places.directory(), new, directory).expect(3)
+        assert answer.json["error"]["message"] == told and not new.exists(), answer
+
+
 def test_a_directory_with_a_checkpoint(pair: Pair, places: Places, tool: Tool) -> None:
     """It is refused before anything has begun, also for a store that is not there yet, which is not made then."""
     places.suspend(*pair.pids, options=("--depth", "pages")).expect(0)
@@ -208,7 +228,7 @@ def test_a_directory_with_a_checkpoint(pair: Pair, places: Places, tool: Tool) -
 
 def test_a_place_that_fails_at_the_last_moment(pair: Pair, places: Places, tool: Tool) -> None:
     """What nobody can tell before it is tried: the group's record was made, no step has begun, and none is shown."""
-    answer = tool.suspend(*pair.pids, options=tuple(named(places, "--ckpt-dir", places.root / "no" / "where")))
+    answer = places.program("faulty", "mkdir", "P", "suspend", *places.words(), *pair.pids)
     assert answer.expect(3).json["reason"] == "write-failed" and not records(tool)
     assert [group["phases"] for group in answer.json["groups"]] == [[]], answer
     running(tool)

@@ -128,6 +128,32 @@ def test_cache_that_fails_for_many_at_once_is_said_once(store: Store, tmp_path: 
     assert "free space there (cache-gc)" in line
 
 
+def test_a_cache_that_cannot_be_read_is_said_once_with_a_count(cached: Store, tmp_path: Path) -> None:
+    chunks, told = [cached.put(memory(content(number))).chunk for number in (1, 2, 3)], []
+
+    def fail(name: str, *arguments: Any) -> None:
+        if name == "open" and str(tmp_path / "cache" / "chunks") in arguments[0]:
+            raise error(5)
+
+    for count in (1, 3):
+        told.clear()
+        later = Store.open(cached.path, cache=tmp_path / "cache", files=files_of(fail, told))
+        assert later.cache is not None
+        assert [where(later, chunk) for chunk in chunks[:count]] == [Source.STORE] * count
+        later.cache.tell_failed()
+        assert "The store is read instead" in told[0], told
+        assert len(told) == 1 if count == 1 else told[1:] == [
+            f"3 chunks in all of cache {later.cache.path} were damaged or could not be read; the store was read"
+        ], told
+
+
+def test_a_cache_is_made_for_who_wants_one(store: Store, tmp_path: Path) -> None:
+    told: list[str] = []
+    later = Store.open(store.path, files=files_of(lambda *arguments: None, told))
+    later.use_cache(tmp_path / "cache", make=False)
+    assert later.cache is None and not (tmp_path / "cache").exists() and told[0].startswith("there is no cache: ")
+
+
 def test_unreadable_cache_is_no_reason_to_fail(cached: Store, tmp_path: Path) -> None:
     chunk = cached.put(memory(content(1))).chunk
 

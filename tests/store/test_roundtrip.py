@@ -138,7 +138,7 @@ def test_b24_directories_are_made_but_not_their_parents(tmp_path: Path) -> None:
         Store.create(tmp_path / "nowhere" / "store")
     store = Store.create(tmp_path / "store")
     assert store.chunk_size_bytes == 64 << 20
-    with pytest.raises(errors.WriteFailed, match="nowhere"):
+    with pytest.raises(errors.NotAStore, match="nowhere is not there"):
         Save.begin(store, tmp_path / "nowhere" / "ckpt")
 
 
