@@ -34,13 +34,15 @@ def check_unneeded(
     ranks = list(_ranks(listening, deadline, strangers))
     if of_here:
         ranks = [rank for rank in ranks if rank.pid == rank.member.inner_pid]
-    openfiles.reserve(len(ranks))
 
     def ask(rank: Rank) -> str:
         with contextlib.closing(rank.client):
             return rank.status(deadline).text("stored")
 
-    answers = phases.parallel([rank for rank in ranks if rank.pid], ask)
+    answers = []
+    for some in openfiles.portions([rank for rank in ranks if rank.pid]):
+        deadline = Deadline(LIMITS.connect_s)
+        answers += phases.parallel(some, ask)
     for rank in ranks:
         if not rank.pid:  # a pid that several may have
             answers += phases.parallel([rank], ask)

@@ -285,11 +285,18 @@ def importers_from(inner_pids: set[int], limits: Limits) -> list[int]:
     """Return the pids of other processes that import memory from one of these; the mute are passed over.
 
     Another user's shim hangs up: its process can only share with processes of its own user, or of root.  All are asked
-    at once and by one deadline, since this is asked again while the gates are closed.
+    at once and by one deadline, since this is asked again while the gates are closed; where that takes more descriptors
+    than there are, some at a time.
     """
     strangers = [rank for pid in control.listeners() if pid not in inner_pids for rank in _stranger(pid)]
-    openfiles.reserve(len(inner_pids) + len(strangers))
-    deadline = Deadline(limits.connect_s)
+    found = []
+    for some in openfiles.portions(strangers, len(inner_pids)):
+        found += _importers(some, inner_pids, Deadline(limits.connect_s))
+    return found
+
+
+def _importers(strangers: Sequence[Rank], inner_pids: set[int], deadline: Deadline) -> list[int]:
+    """Return the pids of those that import memory from one of these processes."""
 
     def shares(stranger: Rank) -> bool:
         # One that is busy for longer is at work for another command, which named all that it shares with.

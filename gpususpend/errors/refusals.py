@@ -333,7 +333,7 @@ class TooFewDescriptors(Refused):
 
     code = "too-few-descriptors"
     template = (
-        "this command may open {limit} descriptors and needs {needed}; allow it more (ulimit -n {needed}, or "
+        "this command may open {limit} descriptors and needs {needed} or more; allow it more (ulimit -n {enough}, or "
         "LimitNOFILE= of its service), then try again; nothing was changed"
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -10,7 +11,8 @@ import pytest
 
 from tests.programs.setting import ROOT
 from tests.programs.tool import Answer, Tool
-from tests.sim.conftest import Pair, records, running
+from tests.sim.conftest import MIB, Pair, Start, records, running
+from tests.sim.places import Places
 
 pytestmark = pytest.mark.usefixtures("own_network")
 LIMITS = (8, 12, 16, 20, 24, 32, 48, 64, 80)
@@ -30,8 +32,15 @@ def refused(answer: Answer, limit: int) -> bool:
     if answer.exit_code == 0:
         return False
     assert answer.exit_code == 3 and len(lines) == 1, answer
-    assert f"may open {limit} descriptors" in lines[0] and "ulimit -n" in lines[0], answer
+    assert f"may open {limit} descriptors" in lines[0] and advised(answer) > limit, answer
     return True
+
+
+def advised(answer: Answer) -> int:
+    """Return the limit that a refusal advises."""
+    found = re.search(r"\(ulimit -n (\d+), ", answer.stderr)
+    assert found, answer
+    return int(found[1])
 
 
 @pytest.mark.parametrize("limit", LIMITS)
@@ -47,6 +56,28 @@ def test_suspend_and_resume(pair: Pair, tool: Tool, limit: int, depth: str) -> N
         assert not rejected or [record["stage"] for record in records(tool)] == ["suspended"]
     tool.resume(*pair.pids).expect(0)
     running(tool)
+    pair.check()
+
+
+@pytest.mark.parametrize("limit", [24, 64, 72])
+@pytest.mark.parametrize("stored", [False, True])
+def test_the_first_advice_is_enough(pair: Pair, places: Places, tool: Tool, limit: int, stored: bool) -> None:
+    """Whatever of a command's needs was known when it was refused."""
+    options = places.words() if stored else ()
+    for words in (["suspend", *options], ["resume"]):
+        words += ["--driver", "sim", *map(str, pair.pids)]
+        answer = run_with(tool, f"-n {limit}", words)
+        assert refused(answer, limit), answer
+        run_with(tool, f"-n {advised(answer)}", words).expect(0)
+    pair.check()
+
+
+def test_processes_that_have_nothing_to_do_with_it(pair: Pair, start_worker: Start, tool: Tool) -> None:
+    """Each is asked whether it shares, which no limit is too low for."""
+    for _ in range(3):
+        start_worker(0).alloc(MIB)
+    for command in ("suspend", "resume"):
+        run_with(tool, "-n 80", [command, *pair.pids, "--driver", "sim"]).expect(0)
     pair.check()
 
 

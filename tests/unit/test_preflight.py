@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import resource
 import subprocess
 import threading
 import time
@@ -10,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpususpend import control, errors, modes, openfiles, preflight
+from gpususpend import control, errors, modes, openfiles, preflight, system
 from gpususpend.deadline import Deadline
 from gpususpend.defaults import LIMITS, limits_with
 from gpususpend.group import Group, Rank, group_of
@@ -51,13 +53,27 @@ def test_strangers_are_asked_all_at_once(strangers: list[int], monkeypatch: pyte
     assert len(deadlines) == 1
 
 
-def test_there_are_descriptors_for_all_strangers(strangers: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("hard", "times"), [(math.inf, 1), (76, 1), (75, 2), (73, 4)])
+def test_there_are_descriptors_for_all_strangers(
+    strangers: list[int], monkeypatch: pytest.MonkeyPatch, hard: float, times: int
+) -> None:
     """One that cannot be asked for want of a descriptor would pass for one that shares nothing."""
-    reserved = []
-    monkeypatch.setattr(openfiles, "reserve", reserved.append)
-    monkeypatch.setattr(Rank, "listing", lambda *_: [])
-    assert preflight.importers_from({MEMBER}, LIMITS) == []
-    assert reserved == [1 + len(strangers)]
+    asked: dict[float, int] = {}
+    limit = resource.RLIM_INFINITY if hard == math.inf else int(hard)
+    monkeypatch.setattr(openfiles, "DESCRIPTORS_A_RANK", 1)
+    monkeypatch.setattr(openfiles, "DESCRIPTORS", 71)
+    monkeypatch.setattr(system, "descriptor_limits", lambda: (72, limit))
+    raised: list[int] = []
+    monkeypatch.setattr(system, "limit_descriptors", lambda soft, hard: raised.append(soft))
+
+    def listing(rank: Rank, verb: str, deadline: Deadline) -> list[dict[str, str]]:
+        asked[deadline.at] = asked.get(deadline.at, 0) + 1
+        return [{"state": "resolved", "pid": str(MEMBER)}]
+
+    monkeypatch.setattr(Rank, "listing", listing)
+    assert preflight.importers_from({MEMBER}, LIMITS) == strangers
+    assert sum(asked.values()) == len(strangers) == 4 and len(asked) == times, asked
+    assert raised == [min(hard, 76)]
 
 
 @pytest.mark.parametrize(
