@@ -6,6 +6,7 @@ Must not know the order of the steps.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -89,7 +90,7 @@ class Rank:
             raise errors.ShimError(step=step, pid=self.pid, detail=detail, **facts) from None
         except TimeoutError:
             raise errors.DeadlinePassed(
-                step=step, pid=self.pid, seconds=round(deadline.seconds, 1), detail="its shim has not answered"
+                step=step, pid=self.pid, seconds=round(deadline.seconds, 1), detail=self._silence()
             ) from None
         except (OSError, ValueError) as error:
             if not processes.is_same(self.member.process):
@@ -99,6 +100,15 @@ class Rank:
             if isinstance(error, OSError) and system.denied(error):
                 raise system.refusal(error) from None
             raise errors.ConnectionLost(step=step, pid=self.pid, detail=str(error)) from None
+
+    def _silence(self) -> str:
+        """Say why a long request has not been answered: a drain that an earlier command began comes first."""
+        with contextlib.suppress(errors.GpushareError, ShimRefused, OSError, ValueError):
+            client = ControlClient(self.member.pid, self.member.inner_pid, self.member.uid)
+            with contextlib.closing(client):
+                if client.request("status", Deadline(LIMITS.answer_s)).text("busy") == "drain":
+                    return "its shim still waits for work that runs on the GPU"
+        return "its shim has not answered"
 
     def status(self, deadline: Deadline) -> Reply:
         """Return the shim's status."""

@@ -231,10 +231,12 @@ cdef const char *gate_word(int cls) noexcept nogil:
 
 
 cdef const char *busy_word() noexcept nogil:
-    """Return the verb that the worker runs, or a dash."""
+    """Return what the worker does, or a dash: a request that comes while it drains waits for the end of that."""
+    if gs_load(&drain_running):
+        return b"drain"
     if gs_load(&job_state) != JOB_NONE:
         return verb_name(job.verb)
-    return b"drain" if gs_load(&drain_running) else b"-"
+    return b"-"
 
 
 cdef void verb_status(Reply *r) noexcept nogil:

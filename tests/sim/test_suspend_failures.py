@@ -8,17 +8,21 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from gpususpend import processes
+from gpususpend import errors, processes
+from gpususpend.deadline import Deadline
 from tests.programs.client import Worker
 from tests.programs.setting import ROOT, Setting
 from tests.programs.tool import Tool
 from tests.sim import ordinary
 from tests.sim.conftest import MIB, Background, Pair, Start, endless_kernel, more, records, running, stopped_threads
+from tests.sim.schedules import rank_of
+from tests.sim.shim_control import ask
 
 pytestmark = pytest.mark.usefixtures("own_network")
 
@@ -79,6 +83,23 @@ def test_quiesce_deadline_rolls_back(pair: Pair, tool: Tool) -> None:
     assert answer.json["reason"] == "deadline" and answer.json["error"]["pid"] == pair.second.pid
     pair.second.host_write(flag, 1)
     cycle(pair, tool)
+
+
+def test_a_drain_that_goes_on_is_told(start_worker: Start) -> None:
+    """The kernel that a suspend has waited for in vain holds up the next command's questions too, until it ends."""
+    worker = start_worker(0)
+    flag = endless_kernel(worker)
+    ask(worker.pid, "close-launch")
+    until = time.monotonic() + 60
+    while ask(worker.pid, "status")["busy"] != "drain":
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    ask(worker.pid, "open")
+    rank = rank_of(worker)
+    with pytest.raises(errors.DeadlinePassed, match="work that runs on the GPU"):
+        rank.listing("imports", Deadline(1))
+    worker.host_write(flag, 1)
+    assert rank.listing("imports", Deadline(60)) == []
 
 
 @pytest.mark.parametrize("depth", ["process", "pages"])
