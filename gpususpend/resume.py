@@ -222,7 +222,7 @@ def reload(session: Session) -> None:
 
 def rebuild(session: Session, verb: str) -> None:
     """Send `remap` or `bind` to all shims; again to all while the fabric is not ready, which passes (FR-26)."""
-    deadline, warned = Deadline(session.limits.fabric_s), False
+    deadline = Deadline(session.limits.fabric_s)
     while True:
         try:
             session.verb(verb, session.limits.remap_s)
@@ -230,9 +230,7 @@ def rebuild(session: Session, verb: str) -> None:
         except errors.ShimError as failure:
             if failure.facts.get("cuda") != SYSTEM_NOT_READY or deadline.passed():
                 raise
-            if not warned:
-                session.context.warn(f"asked again: {failure}")
-                warned = True
+            session.context.warn(f"asked again: {failure}")
         deadline.sleep(FABRIC_PAUSE_S)
 
 

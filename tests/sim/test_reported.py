@@ -15,6 +15,7 @@ import pytest
 from gpususpend import errors, resume
 from gpususpend.defaults import limits_with
 from gpususpend.group import HINTS
+from gpususpend.session import Context
 from tests.programs.client import Worker
 from tests.programs.setting import SIMCUDA, Setting
 from tests.programs.tool import Tool
@@ -165,9 +166,8 @@ def test_fr26_fabric_that_does_not_become_ready() -> None:
         asked.append(name)
         raise failure
 
-    session = SimpleNamespace(
-        limits=limits_with(fabric_s=0.6), verb=verb, context=SimpleNamespace(warn=warnings.append)
-    )
+    context = SimpleNamespace(warnings=warnings, warn=lambda text: Context.warn(context, text))  # type: ignore[arg-type]
+    session = SimpleNamespace(limits=limits_with(fabric_s=0.6), verb=verb, context=context)
     with pytest.raises(errors.ShimError):
         resume.rebuild(session, "bind")  # type: ignore[arg-type]
     assert len(asked) > 1 and len(warnings) == 1
