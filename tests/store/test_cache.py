@@ -51,6 +51,7 @@ def test_known_chunk_is_brought_to_the_cache(store: Store, cached: Store) -> Non
 
 
 def test_b27_load_adds_nothing_to_it(store: Store, cached: Store, tmp_path: Path) -> None:
+    """Pitfall 44: a restore that fills the cache is slowed by it; that is what prefetching is for."""
     chunk = store.put(memory(content(1))).chunk
     before = lying(tmp_path / "cache")
     assert where(cached, chunk) is Source.STORE

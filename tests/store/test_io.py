@@ -169,9 +169,11 @@ def test_fr59_at_least_a_page_and_what_the_filesystem_demands(
 
 
 def test_b03_taken_temporary_name_is_left_alone(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pitfall 45: another client of a shared store may have any name, and a link may lie there."""
     taken = Path(store.path) / "tmp" / "taken.tmp"
     taken.write_bytes(b"another writer's")
-    names = iter(["taken", "free", "free2"])
+    (taken.parent / "link.tmp").symlink_to(taken)
+    names = iter(["taken", "link", "free", "free2"])
     monkeypatch.setattr("secrets.token_hex", lambda size: next(names))
     assert store.put(memory(content(1))).how is How.NEW
     assert taken.read_bytes() == b"another writer's"

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from chunkstore import (
+    CHUNK_SIZE_BYTES,
     Allocation,
     Cache,
     Checkpoint,
@@ -329,6 +330,8 @@ class TestObjectStore:
             assert bytes(into) == content(1)
 
     def test_ranges_are_asked_for_at_a_time(self, url: str, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Pitfall 42: many streams, of large chunks; one uses little of the wire."""
+        assert objects.RANGES * objects.PIECE_BYTES == CHUNK_SIZE_BYTES
         monkeypatch.setattr(objects, "PIECE_BYTES", 4096)
         chunk = Store.create(url, chunk_size_bytes=SIZE).put(memory(content(1))).chunk
         with s3.Unreliable(server) as way:
