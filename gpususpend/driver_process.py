@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gpususpend import errors, origin, processes, system
-from gpususpend.helpers import Inherited, Message, boot_id
+from gpususpend.helpers import HELD_BACK, Inherited, Message, boot_id, let_signals_in
 
 TITLE = "gpushare-driver"
 # Results that are not the driver's: the driver lacks the function, or the call could not be made.
@@ -271,8 +271,9 @@ class DriverServer:
 def main() -> None:
     """Run the driver process on what it inherited."""
     # Whatever stops a whole session or service must not break off a call; without one the process ends by itself.
-    for ignored in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for ignored in HELD_BACK:
         signal.signal(ignored, signal.SIG_IGN)
+    let_signals_in()
     DriverServer(Inherited(TITLE)).run()
 
 

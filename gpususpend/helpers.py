@@ -29,6 +29,8 @@ STATE_DIR_FD = 4
 # What makes the driver load a profiler or tracer into a process.
 INJECTION_VARIABLES = ("CUDA_INJECTION64_PATH", "CUDA_INJECTION32_PATH", "NVTX_INJECTION64_PATH")
 DATAGRAM_BYTES = 1 << 18
+# Until a helper has said what becomes of them: the interpreter that loads it would end with a trace.
+HELD_BACK = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 Message = dict[str, Any]
 
@@ -47,6 +49,11 @@ class HelperGone(Exception):
 
 class HelperLate(Exception):
     """The helper did not answer within the deadline."""
+
+
+def let_signals_in() -> None:
+    """In a helper: take the signals that were held back while it was loaded, and from now on."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)
 
 
 def helper_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -114,8 +121,8 @@ class Helper:
                         ],
                         # A Ctrl-C at the terminal is for the command, which then ends its helpers in good order.
                         setsid=True,
-                        setsigmask=(),
-                        setsigdef=(signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGCHLD),
+                        setsigmask=HELD_BACK,
+                        setsigdef=(signal.SIGPIPE, signal.SIGCHLD, *HELD_BACK),
                     )
             except BaseException:
                 ours.close()

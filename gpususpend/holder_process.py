@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from gpususpend import control, errors, origin, processes, tracing
 from gpususpend.deadline import Deadline
 from gpususpend.defaults import LIMITS
-from gpususpend.helpers import Inherited, Message, boot_id
+from gpususpend.helpers import Inherited, Message, boot_id, let_signals_in
 from gpususpend.tracing import ChildSignals, Target, Tracer
 
 TITLE = "gpushare-holder"
@@ -191,7 +191,9 @@ def _take_precedence() -> None:
 def main() -> None:
     """Run the holder on what it inherited."""
     _take_precedence()
-    HolderProcess(Inherited(TITLE)).run()
+    process = HolderProcess(Inherited(TITLE))
+    let_signals_in()
+    process.run()
     sys.exit(0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gpususpend import driver, errors, helpers, processes
+from gpususpend import driver, errors, helpers, holder, processes
 from gpususpend.deadline import Deadline
 from gpususpend.defaults import limits_with
 from gpususpend.driver import DriverProcess, DriverResult
@@ -244,6 +245,44 @@ def test_b13_a_lock_that_fails_at_once_is_never_a_success(state_dir: Path, relea
 def test_a_signal_to_the_terminal_does_not_reach_it(state_dir: Path, release: Path) -> None:
     with start(state_dir) as process:
         assert os.getsid(process.pid) == process.pid != os.getsid(0)
+
+
+REQUESTS: dict[str, dict[str, object]] = {
+    driver.MODULE: {"do": "state", "pid": 1, "arguments": [1]}, holder.MODULE: {"do": "keep", "seconds": 60.0}
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM])
+@pytest.mark.parametrize("when", ["at once", "once Python heeds it"])
+@pytest.mark.parametrize("module", REQUESTS)
+def test_a_signal_while_it_is_loaded(
+    state_dir: Path, capfd: pytest.CaptureFixture[str], module: str, when: str, number: signal.Signals
+) -> None:
+    """It waits until the helper has said what becomes of it; none ends with a trace."""
+    helper = helpers.Helper.start("x", module, state_dir, os.environ)
+
+    def heeded() -> bool:
+        text = Path(f"/proc/{helper.pid}/status").read_text()
+        masks = re.findall(r"^Sig(?:Cgt|Ign):\s(\w+)", text, re.MULTILINE)
+        return any(int(mask, 16) >> (signal.SIGINT - 1) & 1 for mask in masks)
+
+    try:
+        if when != "at once":
+            wait_for(heeded)
+        os.kill(helper.pid, number)
+        if module == holder.MODULE and number == signal.SIGTERM:
+            assert helper.ended(Deadline(60))  # as ever
+        else:
+            helper.send({"id": 1, **REQUESTS[module]})
+            assert helper.receive(Deadline(60))["id"] == 1
+        helper.hang_up()
+        if module == holder.MODULE:  # which was kept, and ends since nothing that it holds lives
+            assert helper.ended(Deadline(60))
+    finally:
+        helper.kill()
+        helper.ended(Deadline(60))
+        helper.close()
+    assert capfd.readouterr() == ("", "")
 
 
 def test_threads_of_the_caller_do_not_hinder_the_start(state_dir: Path, release: Path) -> None:
