@@ -165,7 +165,7 @@ def refusal(error: OSError | MemoryError, state: str = "") -> errors.SystemCall:
     if isinstance(error, MemoryError):
         error = OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)).with_traceback(error.__traceback__)
     detail = error.strerror or str(error) or type(error).__name__
-    if error.filename is not None:
+    if isinstance(error.filename, str):  # and no descriptor, whose number says nothing
         detail = f"{error.filename}: {detail}"
     elif place := _place(error):
         detail = f"{detail}, in {place}"

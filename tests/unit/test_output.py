@@ -151,3 +151,5 @@ def test_a_denied_call_is_named_or_its_place() -> None:
     with pytest.raises(PermissionError) as unnamed:
         raise PermissionError(1, "Operation not permitted")
     assert "in test_output.test_a_denied_call" in str(system.refusal(unnamed.value))
+    assert str(system.refusal(OSError(1, "Operation not permitted", 3))).startswith("Operation not permitted. ")
+    assert "(ulimit -v, ulimit -d, its cgroup)" in str(system.refusal(MemoryError()))
