@@ -308,6 +308,19 @@ def test_fr70_ring_is_shared_out(start_worker: Start, tool: Tool, places: Places
     assert os.path.exists(places.directory())
 
 
+def test_pieces_go_side_by_side(start_worker: Start, tool: Tool, places: Places) -> None:
+    """Both ranks, and both places of each: while one piece is written or read, another is hashed and copied."""
+    ranks = [start_worker(0), start_worker(1)]
+    for number, worker in enumerate(ranks):
+        worker.fill(worker.alloc(8 * MIB), 8 * MIB, number)
+    pids = [worker.pid for worker in ranks]
+    ring = ("--ring", "4MiB")
+    places.program("together", "write", "4", "suspend", "--depth", "pages", *places.words(), *ring, *pids).expect(0)
+    places.program("together", "read", "4", "resume", *ring, *pids).expect(0)
+    for worker in ranks:
+        worker.check()
+
+
 def test_checkpoint_that_a_group_needs_stays(pair: Pair, places: Places, tool: Tool) -> None:
     """While it is the only copy of memory, `store rm` and `store forget` refuse; also where it was moved meanwhile."""
     places.suspend(*pair.pids).expect(0)

@@ -40,9 +40,9 @@ def words(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "gpususpend", *map(str, arguments)]
 
 
-def run(*arguments: object) -> Answer:
-    """Run a command to its end."""
-    command = words(*arguments)
+def run(*arguments: object, module: str = "gpususpend") -> Answer:
+    """Run a command, or a program that is the tool with something wrong, to its end."""
+    command = [sys.executable, "-m", module, *map(str, arguments)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, stdin=subprocess.DEVNULL)
     return Answer(command, done.returncode, done.stdout, done.stderr)
 
@@ -113,13 +113,17 @@ class TestPrefetch:
         assert (found["present_chunks"], found["copied_chunks"]) == (there, count - there)
 
     def test_progress_says_rate_and_time_left(self, store: Store, tmp_path: Path) -> None:
+        """And that of `store copy`; both would be through before the first line if they did not heed the limit."""
         save(store, tmp_path / "ckpt", list(range(1, 41)))
-        command = ("cache-prefetch", store.path, tmp_path / "ckpt")
-        line = r"prefetch: \d+/40 chunks, [\d.]+ .iB of 2.5 MiB, [\d.]+ GB/s, \d+ s left, \d+ s\n"
-        with ThreadPoolExecutor() as both:
-            told = both.submit(run, *command, tmp_path / "cache", "--limit", "1MiB/s")
-            quiet = both.submit(run, *command, tmp_path / "other", "--limit", "1MiB/s", "--quiet")
-        assert re.search(line, told.result().expect().stderr)
+        command, limit = ("cache-prefetch", store.path, tmp_path / "ckpt"), ("--limit", "1MiB/s")
+        line = r"\d+/40 chunks, [\d.]+ .iB of 2.5 MiB, [\d.]+ GB/s, \d+ s left, \d+ s\n"
+        places = (store.path, tmp_path / "ckpt", tmp_path / "store2", tmp_path / "copy")
+        with ThreadPoolExecutor() as all_of_them:
+            told = all_of_them.submit(run, *command, tmp_path / "cache", *limit)
+            quiet = all_of_them.submit(run, *command, tmp_path / "other", *limit, "--quiet")
+            copied = all_of_them.submit(run, "store", "copy", *places, *limit)
+        assert re.search(f"prefetch: {line}", told.result().expect().stderr)
+        assert re.search(f"copy: {line}", copied.result().expect().stderr)
         assert quiet.result().expect().stderr == ""
 
     @pytest.mark.parametrize(("how", "word"), [("content", "chunk-damaged"), ("missing", "chunk-missing")])
@@ -433,6 +437,18 @@ class TestCopy:
         refused(Answer([], slow.returncode, out, err), 130, "cut-off")
         assert not (tmp_path / "copy").exists()
         assert not os.listdir(tmp_path / "other" / "roots")
+
+
+@pytest.mark.parametrize("command", ["cache-prefetch", "store copy", "store fsck"])
+def test_as_many_chunks_at_a_time_as_threads(store: Store, tmp_path: Path, command: str) -> None:
+    """On a disk on which less than three would never be read."""
+    save(store, tmp_path / "ckpt", [1, 2, 3, 4, 5, 6])
+    places = {
+        "cache-prefetch": (tmp_path / "ckpt", tmp_path / "cache"), "store fsck": (),
+        "store copy": (tmp_path / "ckpt", tmp_path / "other", tmp_path / "copy"),
+    }  # fmt: skip
+    read = ("read", 3, *command.split(), store.path, *places[command], "--threads", 3)
+    run(*read, module="tests.programs.together").expect()
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,38 @@ def test_saves_believe_what_was_there_at_the_last_clean_check(store: Store) -> N
     assert not compared(store.path, 2, Verify.NONE)
 
 
+def later_than(store: Store, time_ns: int) -> None:
+    """Wait until the store's clock, which moves in steps, has gone on."""
+    while store.place.clock_ns() <= time_ns:
+        pass
+
+
+def test_chunk_that_comes_during_a_check_counts_as_not_checked(store: Store) -> None:
+    """What a check lists is what was there when it began."""
+    store.put(memory(content(1)))
+
+    def put(progress: Progress) -> None:
+        if progress.done_chunks == 0:
+            chunk = store.put(memory(content(2))).chunk
+            later_than(store, os.stat(chunk_file(store, chunk)).st_mtime_ns)
+
+    checked = fsck.check(store, report=put)
+    assert checked.clean and checked.chunks == 1
+    assert compared(store.path, 2, Verify.NEW)
+
+
+def test_chunk_that_gets_its_name_after_a_check_counts_as_not_checked(store: Store) -> None:
+    """However long ago it was written: its time is when it was published."""
+
+    def check(name: str, *arguments: Any) -> None:
+        if name == "link":
+            later_than(store, os.stat(arguments[0]).st_mtime_ns)
+            assert fsck.check(store).clean
+
+    Store.open(store.path, files=files_of(check)).put(memory(content(1)))
+    assert compared(store.path, 1, Verify.NEW)
+
+
 def test_check_is_no_use(store: Store, tmp_path: Path) -> None:
     """Else a store that is checked every night would never lose what nobody needs."""
     make(store, tmp_path / "ckpt", [1])

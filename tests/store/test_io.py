@@ -199,14 +199,25 @@ def test_b03_many_writers_of_one_chunk(store: Store) -> None:
 
 
 def test_threads_of_one_store_write_a_content_once(store: Store) -> None:
+    """Also if all come while the first is at it: each waits for that one, or has written, too, before it is through."""
     writes: list[str] = []
+    waiting: list[str] = []
+    others = 7
+
+    class Turn(threading.Condition):
+        def wait(self, timeout: float | None = None) -> bool:
+            waiting.append("")
+            return super().wait(timeout)
 
     def note(name: str, *arguments: Any) -> None:
         if name == "datasync":
             writes.append(name)
+            while len(waiting) < others and len(writes) == 1:
+                pass
 
     shared = Store.open(store.path, files=files_of(note))
-    threads = [threading.Thread(target=lambda: shared.put(memory(content(1)))) for _ in range(8)]
+    shared._turn = Turn()
+    threads = [threading.Thread(target=lambda: shared.put(memory(content(1)))) for _ in range(others + 1)]
     for thread in threads:
         thread.start()
     for thread in threads:
