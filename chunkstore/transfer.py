@@ -180,7 +180,8 @@ def copy_checkpoint(
     """Copy a checkpoint with its chunks to another store, as a new checkpoint in `directory`.
 
     Every chunk is checked on the way. Each store may use its own hash; their chunk sizes must be equal. Raises
-    `Incompatible`, `WrongStore`, `Damaged` for the one store, `WriteFailed` for the other; then nothing is left there.
+    `Incompatible`, `WrongStore`, `NoRoom`, `Damaged` for the one store, `WriteFailed` for the other; then there is no
+    new checkpoint.
     """
     checkpoint.require_store(store)
     if store.chunk_size_bytes != target.chunk_size_bytes:
@@ -188,6 +189,7 @@ def copy_checkpoint(
         raise errors.Incompatible(path=target.path, what="chunk size", **sizes)
     refuse_own(store.path, os.fspath(directory))
     chunks = checkpoint.stored_chunks()
+    _require_room(target, list(chunks.values()), store.facts.hash)
     tally = Tally(list(chunks.values()), limiter, report)
 
     def copy(item: tuple[str, Chunk], buffer: memoryview) -> tuple[str, Put]:
@@ -207,6 +209,14 @@ def copy_checkpoint(
         copied = save.commit()
     new = sum(put.chunk.size_bytes for put in puts.values() if put.how is not How.KNOWN)
     return Copied(copied, new, tally.total_bytes - new)
+
+
+def _require_room(target: Store, chunks: list[Chunk], digest: str) -> None:
+    """Raise `NoRoom` if what a store lacks would not fit; where its hash is another one, nobody knows what that is."""
+    room = target.room()
+    if target.facts.hash == digest and not room.takes(sum(chunk.size_bytes for chunk in chunks), len(chunks)):
+        lacking = [chunk for chunk in chunks if target.chunks.lookup(str(chunk.hash)) is None]
+        room.require(target.path, sum(chunk.size_bytes for chunk in lacking), len(lacking))
 
 
 def _renamed(allocation: Allocation, puts: dict[str, Put]) -> Allocation:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from chunkstore import Checkpoint, Chunk, How, Source, Store, cache, errors
+from chunkstore.format import SWEEP_LOCK
 from chunkstore.transfer import Limiter, Progress, copy_checkpoint, prefetch
 from tests.store.tools import SIZE, chunk_file, content, error, files_of, load, memory, save
 
@@ -189,6 +190,13 @@ def test_cache_that_cannot_be_opened_is_done_without(store: Store, tmp_path: Pat
         prefetch(later, save(store, tmp_path / "ckpt", [1]))
 
 
+def little(name: str, *arguments: Any) -> Any:
+    """Have room for one chunk."""
+    if name == "room":
+        return SimpleNamespace(f_bavail=SIZE, f_frsize=1, f_blocks=1, f_files=0, f_favail=0)
+    return None
+
+
 class TestCollection:
     """The least recently used goes first, what is being read stays."""
 
@@ -240,6 +248,18 @@ class TestCollection:
         assert (collected[0].removed_chunks, collected[0].in_use_chunks) == (3, 1)
         assert self.left(cached) == {str(chunks[0].hash)}
 
+    def test_what_is_used_meanwhile_stays(self, cached: Store, chunks: list[Chunk], tmp_path: Path) -> None:
+        """It is read after the collection has chosen it and before it is removed."""
+
+        def use(name: str, *arguments: Any) -> None:
+            if name == "open" and str(arguments[0]).endswith(SWEEP_LOCK):
+                where(cached, chunks[0])
+
+        collector = cache.Cache.find(tmp_path / "cache", files_of(use))
+        done = cache.collect(collector, 2 * SIZE)
+        assert (done.removed_chunks, done.in_use_chunks) == (1, 1)
+        assert self.left(cached) == {str(chunk.hash) for chunk in (chunks[0], *chunks[2:])}
+
 
 class TestPrefetch:
     """What a checkpoint needs, and no more."""
@@ -256,6 +276,18 @@ class TestPrefetch:
         before = lying(tmp_path / "cache")
         assert prefetch(cached, checkpoint).present_chunks == 2
         assert lying(tmp_path / "cache") == before
+
+    def test_many_at_a_time(self, store: Store, tmp_path: Path) -> None:
+        """As many chunks as threads are being read at once, or the first to be read waits for the others in vain."""
+        checkpoint = save(store, tmp_path / "ckpt", [1, 2, 3, 4, 5, 6])
+        all_there = threading.Barrier(3)
+
+        def meet(name: str, *arguments: Any) -> None:
+            if name == "read" and len(arguments[1]) == SIZE:
+                all_there.wait(60)
+
+        later = Store.open(store.path, cache=tmp_path / "cache", files=files_of(meet))
+        assert prefetch(later, checkpoint, threads=3).copied_chunks == 6
 
     def test_resumes_after_it_was_cut_off(self, store: Store, cached: Store, tmp_path: Path) -> None:
         checkpoint = save(store, tmp_path / "ckpt", [1, 2, 3, 4])
@@ -299,12 +331,6 @@ class TestPrefetch:
 
     def test_fr65_room_is_looked_for_first(self, store: Store, tmp_path: Path) -> None:
         checkpoint = save(store, tmp_path / "ckpt", [1, 2])
-
-        def little(name: str, *arguments: Any) -> Any:
-            if name == "room":
-                return SimpleNamespace(f_bavail=SIZE, f_frsize=1, f_blocks=1, f_files=0, f_favail=0)
-            return None
-
         later = Store.open(store.path, cache=tmp_path / "cache", files=files_of(little))
         with pytest.raises(errors.NoRoom, match=f"{tmp_path / 'cache'} has {SIZE} bytes free, {2 * SIZE} are needed"):
             prefetch(later, checkpoint)
@@ -356,6 +382,18 @@ class TestCopy:
         assert (copied.new_bytes, copied.known_bytes) == (SIZE, SIZE)
         assert load(other, tmp_path / "copy") == load(store, tmp_path / "ckpt")
         assert copied.checkpoint.rank(7).facts == checkpoint.rank(7).facts
+
+    @pytest.mark.parametrize("digest", ["xxh3-128", "blake3"])
+    def test_fr65_room_is_looked_for_first(self, store: Store, tmp_path: Path, digest: str) -> None:
+        """For what the other store lacks; where its names are other ones, nobody knows what that is."""
+        checkpoint = save(store, tmp_path / "ckpt", [1, 0, 2, 2])
+        target = Store.create(tmp_path / "other", hash=digest, chunk_size_bytes=SIZE, files=files_of(little))
+        if digest == store.facts.hash:
+            with pytest.raises(errors.NoRoom, match=f"other has {SIZE} bytes free, {2 * SIZE} are needed"):
+                copy_checkpoint(store, checkpoint, target, tmp_path / "copy")
+            assert not list(target.chunks.entries()) and not (tmp_path / "copy").exists()
+        target.put(memory(content(1)))
+        assert copy_checkpoint(store, checkpoint, target, tmp_path / "copy").new_bytes == SIZE
 
     def test_damage_leaves_nothing_there(self, store: Store, tmp_path: Path) -> None:
         other = Store.create(tmp_path / "other", chunk_size_bytes=SIZE)
