@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from chunkstore import errors, format
 from chunkstore.chunks import Backend, Entry, State
@@ -93,6 +94,17 @@ def _ns(time: datetime) -> int:
     return int(time.timestamp() * 1e9)
 
 
+def _refuse_credentials(url: str) -> None:
+    """Raise `Unreachable` for a URL with more than a place in it: the client passes over that, and here it is shown."""
+    parts = urlsplit(url)
+    is_account = parts.scheme.startswith("abfs")  # abfss://CONTAINER@ACCOUNT…
+    if parts.query or parts.fragment or parts.password is not None or (parts.username is not None and not is_account):
+        place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+        detail = "its URL has a user, a password, a query or a fragment"
+        advice = "leave those out: credentials come from the environment alone"
+        raise errors.Unreachable(path=place, detail=detail, advice=advice)
+
+
 class Bucket(Place):
     """The place that is a prefix in an object store's bucket, such as s3://bucket/prefix."""
 
@@ -105,13 +117,15 @@ class Bucket(Place):
             import obstore.store
         except ImportError:
             raise errors.NoClient(path=self.path) from None
-        with _requests(self.path):
-            store = obstore.store.from_url(
-                self.path,
-                # Options that are given here hide the environment's, of which this one matters: servers without TLS.
-                client_options={"timeout": REQUEST_TIMEOUT, "allow_http": os.environ.get("AWS_ALLOW_HTTP") == "true"},
-                retry_config={"max_retries": RETRIES},
-            )
+        # Options that are given to the client hide the environment's, of which this one matters: servers without TLS.
+        options = {"timeout": REQUEST_TIMEOUT, "allow_http": os.environ.get("AWS_ALLOW_HTTP") == "true"}
+        retries = {"max_retries": RETRIES}
+        try:
+            with _requests(self.path):
+                _refuse_credentials(self.path)
+                store = obstore.store.from_url(self.path, client_options=options, retry_config=retries)
+        except OSError as error:
+            raise errors.not_opened(self.path, self.path, error) from error
         self._client = Client(obstore, store, waits)
 
     def _ask(self, name: str, request: Callable[[Any, Any], T]) -> T:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -42,7 +45,7 @@ from chunkstore.transfer import copy_checkpoint, prefetch
 from tests.programs.setting import ROOT
 from tests.programs.tool import Answer
 from tests.store import s3
-from tests.store.test_commands import refused, run
+from tests.store.test_commands import REFERENCE, refused, run
 from tests.store.test_gc import age
 from tests.store.tools import SIZE, content, load, memory, save
 
@@ -261,7 +264,7 @@ class TestObjectStore:
 
     @pytest.mark.parametrize(
         ("path", "yes"),
-        [("s3://b/p", True), ("gs://b", True), ("az://a/c/p", True), ("abfss://c/p", True), ("/s3://b", False),
+        [("s3://b/p", True), ("gs://b", True), ("az://c/p", True), ("abfss://c/p", True), ("/s3://b", False),
          ("s3:/b", False), ("s4://b", False), ("file:///tmp", False), ("http://x/y", False)],
     )  # fmt: skip
     def test_urls(self, path: str, yes: bool) -> None:
@@ -369,6 +372,59 @@ class TestObjectStore:
         monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
         with pytest.raises(errors.Unreachable, match=f"{url} cannot be reached: .*credentials"):
             Store.open(url)
+
+    @pytest.mark.parametrize(
+        "path",
+        ["s3://user:SECRET@b/p", "s3://SECRET@b/p", "s3://b/p?key=SECRET", "s3://b/p#SECRET",
+         "abfss://c:SECRET@a.dfs.core.windows.net/p"],
+    )  # fmt: skip
+    def test_credentials_in_a_url(self, path: str) -> None:
+        """They are refused, since the client passes them over, and shown nowhere."""
+        answer = run("store", "ls", path, "--json")
+        error = refused(answer, 3, "unreachable")
+        assert "leave those out" in error["message"] and "SECRET" not in answer.stdout + answer.stderr
+
+    @pytest.mark.parametrize("path", ["s3://", "s3:///p", "az://container/p", "s3://[/p"])
+    def test_url_that_the_client_cannot_use(self, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
+        refused(run("store", "ls", path, "--json"), 3, "unreachable")
+
+    def test_what_a_url_names(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As the reference says; Azure's account stands in the environment or in the longer form."""
+        pytest.importorskip("obstore", reason="the package obstore is not installed")
+        monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "of-the-environment")
+        forms = re.findall(r"`((?:s3|gs|az|abfss)://[A-Z][^`]*)`", REFERENCE)
+        words = {"bucket": "BUCKET", "container_name": "CONTAINER", "account_name": "ACCOUNT"}
+        for form in forms:
+            store = objects.Bucket(form, lambda: True)._client.store
+            named = {**store.config, "prefix": store.prefix}
+            expected = {name: word for name, word in words.items() if word in form} | {"prefix": "PREFIX"}
+            assert {name: str(named[name]).upper() for name in expected} == expected, form
+        assert len(forms) == 4
+
+    def test_a_write_tells_the_checksum_of_its_content(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """By which the other side notices what changes on the way."""
+        pytest.importorskip("obstore", reason="the package obstore is not installed")
+        told: list[str] = []
+
+        class Noting(BaseHTTPRequestHandler):
+            def do_PUT(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                told.extend([self.headers["x-amz-content-sha256"], hashlib.sha256(body).hexdigest()])
+                self.send_response(200)
+                self.send_header("ETag", "1")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+        with ThreadingHTTPServer(("127.0.0.1", 0), Noting) as listener:
+            threading.Thread(target=listener.serve_forever).start()
+            try:
+                for name, value in s3.variables(f"http://127.0.0.1:{listener.server_port}").items():
+                    monkeypatch.setenv(name, value)
+                put(objects.Bucket("s3://b/p", lambda: True).chunks(DIGEST), 1)
+            finally:
+                listener.shutdown()
+        assert len(told) == 2 and told[0] == told[1]
 
     def test_client_that_is_not_installed(self) -> None:
         program = "import sys; sys.modules['obstore'] = None\nimport chunkstore; chunkstore.Store.open('s3://b/p')"
