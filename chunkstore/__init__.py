@@ -1,7 +1,7 @@
 """A store of content-addressed chunks on disk: memory saved once, however many checkpoints hold it.
 
 Owns the store's format (docs/reference/store-format.md), direct I/O, hashing, deduplication, cache, collection and
-repair. Must not know CUDA, processes or the shim; usable on its own:
+repair. Must not know CUDA, processes or the shim; usable on its own, as docs/reference/chunkstore.md says:
 
     store = Store.create("/data/store")
     with Save.begin(store, "/data/checkpoint") as save:

@@ -83,7 +83,7 @@ class TestWheel:
         assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"gpususpend", "chunkstore"}
         assert "gpususpend/gone.py" not in names
         assert not [name for name in names if name.endswith((".c", ".h", ".pyx", ".pxi"))]
-        assert {"gpususpend/demo/kernels.ptx", "gpususpend/py.typed", *LIBRARIES} <= set(names)
+        assert {"gpususpend/demo/kernels.ptx", "gpususpend/py.typed", "chunkstore/py.typed", *LIBRARIES} <= set(names)
         modules = {f"chunkstore/{path.name}" for path in (ROOT / "chunkstore").iterdir() if path.is_file()}
         assert "chunkstore/store.py" in modules
         assert modules <= set(names)
