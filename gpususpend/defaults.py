@@ -15,6 +15,7 @@ OLDEST_DRIVER = 570
 OLDEST_DRIVER_FOR_MAP = 580
 # Drivers that have hung machines when a restored process was killed, and from which compute capability on.
 HANGS_AT_KILL = {"595.71.05": 10}
+TORCH_HEARTBEAT_S = 480.0  # of PyTorch's NCCL watchdog, where its environment does not say
 COPY_THREADS = 4  # --threads: chunks of a store that are worked on at a time
 RING_BYTES = 2 << 30  # --ring: for all ranks together
 GRACE_S = 24 * 3600.0  # --grace: how long an unneeded chunk of a store stays
@@ -23,6 +24,7 @@ DESCRIPTORS_A_RANK = 8  # and for each process that it works on
 ARENA_ROOM_BYTES = 32 << 20  # at least so much larger is an arena made than what there is to save
 APART_BYTES = 4 << 30  # at depth pages an arena from this size on is locked apart: unlocking it is not waited for
 MEMORY_MARGIN_BYTES = 64 << 20  # of a limit on host memory that is left free
+OWN_BYTES = 2 << 30  # of a process on the GPUs, beyond what its shim carries, from which a suspend tells of it
 KEPT_BYTES = 32 << 20  # of a GPU at depth pages, by which what others do there is told from memory that stays
 
 

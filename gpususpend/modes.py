@@ -13,6 +13,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 
 from gpususpend import processes
+from gpususpend.defaults import TORCH_HEARTBEAT_S
 from gpususpend.gpus import Gpu, GpuUsage
 from gpususpend.helpers import INJECTION_VARIABLES
 
@@ -20,7 +21,7 @@ _DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 _PIPE_VARIABLE, _DEFAULT_PIPE = "CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"
 _PEER_MEMORY = ("/sys/module/nvidia_peermem", "/sys/module/nv_peer_mem")
 _NETWORK_CARD = "/dev/infiniband/uverbs"
-_HEARTBEAT, _HEARTBEAT_S = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", 480.0  # and PyTorch's own default
+_HEARTBEAT = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"
 
 
 def mig(pid: int, devices: Collection[str], gpus: Sequence[Gpu], usage: Mapping[str, GpuUsage]) -> str:
@@ -71,7 +72,7 @@ def heartbeat_s(pid: int) -> float:
     named = dict(_named(pid, (_HEARTBEAT,)))
     with contextlib.suppress(ValueError, KeyError):
         return float(named[_HEARTBEAT])
-    return _HEARTBEAT_S if processes.has_library(pid, "libtorch_cuda.so") else math.inf
+    return TORCH_HEARTBEAT_S if processes.has_library(pid, "libtorch_cuda.so") else math.inf
 
 
 def _named(pid: int, names: Collection[str]) -> list[tuple[str, str]]:

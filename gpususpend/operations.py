@@ -149,6 +149,7 @@ def _check(context: Context, session: Session, found: list[Found], allow_unshimm
         preflight.check_driver_states(session.group, answers)
     plans, usage = preflight.plans_of(session.group, limits), tools.usage(session.driver)
     preflight.check_bypass(session.group, usage)
+    preflight.warn_of_own_memory(plans, usage, depth, context.warn)
     preflight.check_modes(session.group, plans, tools.gpus(session.driver), usage, context.warn)
     devices = session.driver.devices(Deadline(limits.driver_quick_s))
     integrated = [device["uuid"] for device in devices if device["integrated"]]

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from gpususpend import control, descriptors, errors, modes, openfiles, phases, processes
 from gpususpend.control import Reply, number
 from gpususpend.deadline import Deadline
-from gpususpend.defaults import ARENA_ROOM_BYTES, HANGS_AT_KILL, LIMITS, OLDEST_DRIVER, SAME_PIDS, Limits
+from gpususpend.defaults import ARENA_ROOM_BYTES, HANGS_AT_KILL, LIMITS, OLDEST_DRIVER, OWN_BYTES, SAME_PIDS, Limits
 from gpususpend.descriptors import CannotTake, Copy
 from gpususpend.discover import Found
 from gpususpend.driver import DriverResult, DriverState, failure
@@ -25,6 +25,7 @@ from gpususpend.gpus import Gpu, GpuUsage
 from gpususpend.group import Group, Rank, group_of
 from gpususpend.journal import Depth, Kind, Member
 from gpususpend.processes import Process
+from gpususpend.progress import readable_bytes
 from gpususpend.tools import Tools, state_name
 
 # What to do about each kind that is not carried, as the shims name them.
@@ -491,6 +492,26 @@ def plans_of(group: Group, limits: Limits) -> dict[int, Plan]:
     return phases.results("preflight", phases.parallel(group.ranks, ask))
 
 
+def own_bytes(pid: int, plan: Plan, usage: Mapping[str, GpuUsage]) -> int:
+    """Return what a process has on the GPUs and its shim does not carry: contexts, code, pools, arrays."""
+    used = sum(gpu.by_pid.get(pid, 0) for gpu in usage.values())
+    return max(0, used - sum(plan.device_bytes.values()))
+
+
+def warn_of_own_memory(
+    plans: Mapping[int, Plan], usage: Mapping[str, GpuUsage], depth: Depth, warn: Callable[[str], None]
+) -> None:
+    """Tell how much memory is left to the driver, where it is more than contexts and code take (FR-42)."""
+    for pid, plan in plans.items():
+        own = own_bytes(pid, plan, usage)
+        if own > OWN_BYTES:
+            what = "stays on the GPUs at this depth" if depth is Depth.PAGES else "the driver moves, which is slow"
+            warn(
+                f"pid {pid}: {readable_bytes(own)} of its GPU memory are not carried by its shim, as stream-ordered "
+                f"pools (cudaMallocAsync) and arrays are not: that {what}"
+            )
+
+
 def check_memory(
     group: Group, tools: Tools, plans: Mapping[int, Plan], usage: Mapping[str, GpuUsage], depth: Depth, limits: Limits,
     ring_bytes: int | None = None,
@@ -508,7 +529,5 @@ def check_memory(
     charges = [(os.getpid(), sum(map(missing, group.ranks)) if ring_bytes is None else ring_bytes)]
     for pid in group.cuda_pids if depth is Depth.PROCESS else []:
         plan = plans.get(pid, Plan(0, 0))
-        used = sum(gpu.by_pid.get(pid, 0) for gpu in usage.values())
-        own = max(0, used - sum(plan.device_bytes.values()))
-        charges.append((pid, own + plan.host_bytes))
+        charges.append((pid, own_bytes(pid, plan, usage) + plan.host_bytes))
     tools.check_memory(charges)

@@ -16,7 +16,7 @@ from tests.programs.tool import Tool
 from tests.sim.conftest import Background, Pair, more, records, running, standing, state, stopped_threads
 from tests.sim.test_suspend_states import killed
 
-MIB = 1 << 20
+MIB, GIB = 1 << 20, 1 << 30
 pytestmark = [pytest.mark.machine(driver="sim"), pytest.mark.usefixtures("own_network")]
 Start = Callable[..., Worker]
 Run = Callable[..., Background]
@@ -80,6 +80,20 @@ def test_what_needs_the_other_depth_is_refused(pair: Pair, tool: Tool) -> None:
         assert refusal.json["error"]["code"] == "other-depth" and "pages" in refusal.json["error"]["message"]
     tool.resume(*pair.pids).expect(0)
     pair.check()
+
+
+@pytest.mark.parametrize("depth", ["pages", "process"])
+def test_fr42_memory_that_is_left_to_the_driver_is_told(start_worker: Start, tool: Tool, depth: str) -> None:
+    """FR-42: what a stream-ordered pool holds is not the shim's, and does not go at depth pages."""
+    worker = start_worker(0)
+    options = ("--depth", depth)
+    pool = worker.alloc_async(2 * GIB) if depth == "pages" else 0  # the driver would copy it at the other depth
+    worker.stream_sync(0)
+    warnings = tool.suspend(worker.pid, options=options).expect(0).json["warnings"]
+    told = [text for text in warnings if "not carried by its shim" in text]
+    assert bool(told) == bool(pool) and all(f"pid {worker.pid}: 2.0" in text for text in told), warnings
+    assert all("stays on the GPUs" in text for text in told)
+    tool.resume(worker.pid).expect(0)
 
 
 def test_a_process_without_the_shim_is_refused(start_worker: Start, tool: Tool) -> None:
