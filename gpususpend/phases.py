@@ -127,6 +127,7 @@ class PhaseTime:
     parts: list[Span] = field(default_factory=list)  # of one rank they follow each other
     copies: list[Span] = field(default_factory=list)  # of one rank and GPU they follow each other
     copy_seconds: dict[int, float] = field(default_factory=dict)  # by pid, while bytes crossed the bus
+    lock_seconds: dict[int, float] = field(default_factory=dict)  # by pid, of these: while pages were locked
 
     def took(self, slots: Sequence[Slot[T]], name: str = "") -> None:
         """Keep how long each rank took for the phase, or for the part of it that is named."""

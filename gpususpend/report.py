@@ -74,6 +74,7 @@ class GroupReport:
                     "bytes": phase.bytes,
                     "ranks": {str(pid): round(seconds, 6) for pid, seconds in phase.rank_seconds.items()},
                     "copying": {str(pid): round(seconds, 6) for pid, seconds in phase.copy_seconds.items()},
+                    "locking": {str(pid): round(seconds, 6) for pid, seconds in phase.lock_seconds.items()},
                 }
                 for phase in self.phases
             ],

@@ -372,16 +372,28 @@ def give_up_arenas(session: Session, quiet: Sequence[Rank]) -> None:
 
     Failing to do so costs memory until the next suspend, which uses them, not the group; `verify` tells who has one.
     """
-    if not quiet:
+    # Those that are page-locked apart are unlocked by their shims when the group runs.
+    _unlock_pages(session, quiet, "was not given back", bytes=0)
+
+
+def unlock_arenas(session: Session) -> None:
+    """Unlock the arenas, which keep what is in them, for the driver's checkpoint: the load locks them as it copies.
+
+    The driver takes longer to carry what is locked along than to lock it again.  One that stays locked costs that time.
+    """
+    _unlock_pages(session, session.group.ranks, "stays page-locked", unlock=1)
+
+
+def _unlock_pages(session: Session, ranks: Sequence[Rank], otherwise: str, **fields: Any) -> None:
+    if not ranks:
         return
     deadline = Deadline(session.limits.seal_s)
-    # Those that are page-locked apart are unlocked by their shims when the group runs.
-    with session.timed("unlock-pages", len(quiet)) as phase:
-        slots = phases.parallel(quiet, lambda rank: rank.ask("arena", deadline, bytes=0))
+    with session.timed("unlock-pages", len(ranks)) as phase:
+        slots = phases.parallel(ranks, lambda rank: rank.ask("arena", deadline, **fields))
         phase.took(slots)
     for slot in slots:
         if slot.error is not None:
-            session.context.warn(f"the arena of pid {slot.rank.pid} was not given back: {slot.error}")
+            session.context.warn(f"the arena of pid {slot.rank.pid} {otherwise}: {slot.error}")
 
 
 def not_running(session: Session) -> dict[int, str]:

@@ -385,6 +385,7 @@ class Session:
             if moved:
                 phase.bytes = sum(reply.number(moved) for reply in replies.values())
                 phase.copy_seconds = {pid: reply.number("copy_us") / 1e6 for pid, reply in replies.items()}
+                phase.lock_seconds = {pid: reply.number("lock_us") / 1e6 for pid, reply in replies.items()}
         return replies
 
     def verb(self, verb: str, seconds: float, moved: str = "", total_bytes: int = 0, **values: Any) -> dict[int, Reply]:

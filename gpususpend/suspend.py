@@ -29,6 +29,7 @@ from gpususpend.resume import (
     in_a_stop,
     outcome,
     some_lost,
+    unlock_arenas,
 )
 from gpususpend.session import CallsPending, Session
 from gpususpend.tools import state_name
@@ -90,6 +91,8 @@ def release(session: Session) -> None:
     seconds, stored = session.limits.copy_timeout_s, session.stored
     if stored is None:
         session.verb("release", seconds, "saved_bytes", session.arena_total)
+        if session.record.depth is Depth.PROCESS:
+            unlock_arenas(session)
         return
     stored.save()
     session.verb("release", seconds, stored=stored.places.checkpoint)

@@ -28,6 +28,7 @@ ctypedef struct Arena:
     char *base
     uint64_t size
     uint64_t locked         # bytes from the beginning that are page-locked
+    uint8_t refused         # the driver locks no more of it
     CUcontext apart         # the context of our own that they are locked in; NULL: in one of the application's
     uint64_t used           # bytes that pieces occupy
     uint32_t round          # changes whenever the list of pieces begins anew
@@ -70,6 +71,7 @@ cdef Leftover leftover
 cdef bint checkpointed          # the driver may have: contexts from before are restored ones
 cdef Lane[MAX_DEVICES] lanes
 cdef CopyTime[MAX_DEVICES] copy_times
+cdef uint64_t locking_ns        # of the last copies: how long the arena was being locked in between
 
 
 cdef bint fail(Failure *f, const char *code, const char *step, const char *message) noexcept nogil:
@@ -153,45 +155,58 @@ cdef CUresult unlock(char *base, uint64_t *locked, CUcontext ctx) noexcept nogil
     return rc
 
 
-cdef void arena_lock() noexcept nogil:
-    """Page-lock as much of the arena as the driver allows; the rest is copied more slowly."""
+cdef void arena_lock(uint64_t end) noexcept nogil:
+    """Page-lock the arena from its beginning to `end`, as far as the driver allows; the rest is copied more slowly."""
     cdef CUcontext before = NULL
-    cdef uint64_t n
+    cdef uint64_t n, begun = now_ns()
     cdef int device = 0
-    cdef CUcontext ctx = arena.apart if arena.apart != NULL else context_any(&device)
+    cdef CUcontext ctx
+    global locking_ns
+    if arena.locked >= end or arena.refused:
+        return
+    ctx = arena.apart if arena.apart != NULL else context_any(&device)
     if ctx == NULL or gs_real.cuMemHostRegister_v2 == NULL or gs_real.cuCtxPushCurrent_v2(ctx) != 0:
         return
-    while arena.locked < arena.size:
+    while arena.locked < end:
         n = arena.size - arena.locked if arena.size - arena.locked < ARENA_STEP else ARENA_STEP
         if gs_real.cuMemHostRegister_v2(arena.base + arena.locked, n, CU_MEMHOSTREGISTER_PORTABLE) != 0:
             gs_log(b"%lu bytes of the arena are page-locked, the driver refuses more", arena.locked)
+            arena.refused = 1
             break
         arena.locked += n
     gs_real.cuCtxPopCurrent_v2(&before)
+    locking_ns += now_ns() - begun
+
+
+cdef bint arena_unlock(Failure *f) noexcept nogil:
+    """Unregister the arena; what is in it stays, and a copy has it locked again.
+
+    Unregistering in a context of the application waits for the work there with a lock of the driver held.  A kernel
+    that waits for a copy of another thread would never end, so the gates have to be closed and everything drained.
+    """
+    cdef int device = 0
+    cdef CUresult rc
+    if arena.locked != 0 and phase < PHASE_QUIESCED:
+        return fail(f, b"phase", b"arena", b"an arena can be unlocked only between close-memory and open")
+    rc = unlock(arena.base, &arena.locked, context_any(&device) if arena.apart == NULL else arena.apart)
+    arena.refused = 0
+    return rc == 0 or fail_cuda(f, b"unregister the arena", rc, NULL, <uint64_t><uintptr_t>arena.base)
 
 
 cdef bint arena_give_up(Failure *f) noexcept nogil:
     """Let the arena go, unless the driver still has it registered: the GPU may reach into it then.
 
-    Unregistering in a context of the application waits for the work there with a lock of the driver held.  A kernel
-    that waits for a copy of another thread would never end, so the gates have to be closed and everything drained.  An
-    arena that is locked apart is unlocked when the application runs, which takes as long as the copies took; so is the
+    One that is locked apart is unlocked when the application runs, which takes as long as the copies took; so is the
     freeing of its pages.
     """
-    cdef int device = 0
-    cdef bint at_once = arena.apart == NULL or checkpointed
-    cdef CUresult rc
-    if arena.locked != 0 and at_once and phase < PHASE_QUIESCED:
-        return fail(f, b"phase", b"arena", b"a page-locked arena can be given up only between close-memory and open")
     if phase >= PHASE_QUIESCED:
         # What copies through a ring have kept open between one and the next.
         if not spares_unmap(f):
             return False
         lanes_close()
-    if at_once:
-        rc = unlock(arena.base, &arena.locked, context_any(&device) if arena.apart == NULL else arena.apart)
-        if rc != 0:
-            return fail_cuda(f, b"unregister the arena", rc, NULL, <uint64_t><uintptr_t>arena.base)
+    if arena.apart == NULL or checkpointed:
+        if not arena_unlock(f):
+            return False
         apart_end(&arena.apart)
     if not leftover_free(f):
         return False
@@ -202,6 +217,7 @@ cdef bint arena_give_up(Failure *f) noexcept nogil:
     arena.base = NULL
     arena.size = arena.locked = 0
     arena.apart = NULL
+    arena.refused = 0
     return True
 
 
@@ -254,7 +270,7 @@ cdef bint arena_take(int fd, uint64_t size, bint apart, uint64_t deadline, Failu
     arena.base = <char *>memory
     arena.size = size
     arena.apart = apart_make() if apart else NULL
-    arena_lock()
+    arena_lock(size)
     return True
 
 
@@ -506,11 +522,15 @@ cdef bint piece_copy(Piece *p, bint save, Failure *f) noexcept nogil:
 cdef bint pieces_copy(bint save, uint64_t deadline, uint64_t *bytes, Failure *f) noexcept nogil:
     """Copy every piece that must move: to the arena what is on the GPU, or back what was lost from there.
 
+    What was unlocked for a checkpoint is locked while what is already so is copied: locking does not wait for the GPU.
+
     A copy that does not end keeps its stream and its mapping: taking them away under it would kill the context.
     """
     cdef uint32_t cursor = 0
     cdef Piece *p
     cdef bint done = lanes_wait(deadline, f)
+    global locking_ns
+    locking_ns = 0
     memset(copy_times, 0, sizeof(copy_times))
     while done:
         p = next_piece(&cursor)
@@ -518,6 +538,7 @@ cdef bint pieces_copy(bint save, uint64_t deadline, uint64_t *bytes, Failure *f)
             break
         if p.state != PIECE_IN_ARENA or p.object.real == 0 or (p.object.content_lost != 0) == save:
             continue
+        arena_lock(p.place + p.size)
         done = piece_copy(p, save, f)
         bytes[0] += p.size
     if not lanes_wait(deadline, f):

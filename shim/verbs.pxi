@@ -142,8 +142,10 @@ cdef void verb_run(Request *q, Reply *r) noexcept nogil:
     if q.verb == V_IMPORTS:
         verb_imports(r, wire_number(q.text, b"from", 0))
     elif q.verb == V_ARENA:
-        if arena_take(q.fd, wire_number(q.text, b"bytes", 0), wire_number(q.text, b"apart", 0) != 0,
-                      deadline_of(q, LANES_TIMEOUT_MS), &f):
+        if arena_unlock(&f) if wire_number(q.text, b"unlock", 0) != 0 else arena_take(
+            q.fd, wire_number(q.text, b"bytes", 0), wire_number(q.text, b"apart", 0) != 0,
+            deadline_of(q, LANES_TIMEOUT_MS), &f
+        ):
             out_number(&r.text, b"bytes", arena.size)
             out_number(&r.text, b"apart", arena.apart != NULL)
             out_number(&r.text, b"locked_bytes", arena.locked)
@@ -162,6 +164,7 @@ cdef void verb_run(Request *q, Reply *r) noexcept nogil:
             out_number(&r.text, b"saved_bytes", bytes)
             out_number(&r.text, b"freed_bytes", freed)
             out_number(&r.text, b"copy_us", us)
+            out_number(&r.text, b"lock_us", locking_ns // 1000)
             copies_write(r, begun)
     elif q.verb == V_SEAL or q.verb == V_UNSEAL:
         if verb_stop(q, &count, &bytes, &f):
@@ -172,6 +175,7 @@ cdef void verb_run(Request *q, Reply *r) noexcept nogil:
             out_number(&r.text, b"loaded_bytes", bytes)
             out_number(&r.text, b"missing_bytes", missing)
             out_number(&r.text, b"copy_us", us)
+            out_number(&r.text, b"lock_us", locking_ns // 1000)
             copies_write(r, begun)
     elif q.verb == V_REMAP:
         phase_remap(deadline_of(q, REMAP_TIMEOUT_MS), &f)

@@ -1,4 +1,4 @@
-"""Giving up a page-locked arena: unlocking waits for the work of a context, with a lock of the driver held.
+"""Unlocking a page-locked arena: it waits for the work of a context, with a lock of the driver held.
 
 Seen on an H200 (driver 580.159.04): `cuMemHostUnregister` beside a kernel that waits for another thread's copy never
 returned, and neither did the copy.  Memory that was registered in another context than the kernel's was unregistered
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,7 @@ from tests.programs.tool import Tool
 from tests.sim import shim_control
 
 SIZE = 8 << 20
+STEP = 1 << 30  # of page-locking
 
 
 def test_refused_while_the_process_works(start_worker: Callable[..., Worker]) -> None:
@@ -114,4 +116,73 @@ def test_unlocking_that_the_driver_refuses_is_told_and_tried_again_with_the_next
         group.seal()
         group.resume()
         worker.wait_until_unmapped("test-arena")
+    worker.check()
+
+
+LOCK, UNLOCK = "cuMemHostRegister_v2", "cuMemHostUnregister"
+OUT, BACK = "cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2"
+
+
+def calls_in(trace: Path) -> list[str]:
+    """Return the calls of a worker that lock, unlock and copy, in order; equal ones in a row once."""
+    words = [word for line in trace.read_text().splitlines() for word in line.split()]
+    calls = [word for word in words if word in (LOCK, UNLOCK, OUT, BACK)]
+    return [one for one, before in zip(calls, ["", *calls], strict=False) if one != before]
+
+
+@pytest.mark.parametrize("depth", ["process", "pages"])
+def test_only_what_the_driver_would_carry_is_unlocked_while_suspended(
+    start_worker: Callable[..., Worker], tool: Tool, tmp_path: Path, depth: str
+) -> None:
+    """Across a checkpoint page-locked memory takes the driver longer than it takes to lock it again, while copying."""
+    trace = tmp_path / "trace"
+    worker = start_worker(0, env={"SIMCUDA_TRACE": str(trace)})
+    for _ in range(3):  # more than is locked in one step
+        worker.alloc(STEP // 2)
+    worker.fill(worker.alloc(SIZE), SIZE, 1)
+    trace.write_text("")
+    tool.suspend(worker.pid, "--depth", depth).expect(0)
+    down = calls_in(trace)
+    trace.write_text("")
+    tool.resume(worker.pid).expect(0)
+    up = calls_in(trace)
+    worker.check()
+    if depth == "pages":
+        assert down == [LOCK, OUT] and up[0] == BACK and UNLOCK in up and LOCK not in up
+    else:
+        assert down == [LOCK, OUT, UNLOCK]
+        assert up[:4] == [LOCK, BACK, LOCK, BACK], "the second step is locked while the first one is copied"
+
+
+@pytest.mark.parametrize(
+    ("suspend", "resume", "told"),
+    [("cuMemHostUnregister 1 999", "", "stays page-locked"), ("", "cuMemHostRegister_v2 1 2", "")],
+)
+def test_what_the_driver_refuses_around_a_checkpoint_costs_time_only(
+    start_worker: Callable[..., Worker], tool: Tool, machine: Setting, suspend: str, resume: str, told: str
+) -> None:
+    worker = start_worker(0)
+    worker.fill(worker.alloc(SIZE), SIZE, 1)
+    for _ in range(2):
+        machine.inject(suspend, worker.pid)
+        assert told in tool.suspend(worker.pid).expect(0).stderr
+        machine.inject(resume, worker.pid)
+        assert "keeps its arena" not in tool.resume(worker.pid).expect(0).stderr
+        machine.inject("", worker.pid)
+        worker.check()
+
+
+def test_unlocking_alone_needs_closed_gates_too(start_worker: Callable[..., Worker]) -> None:
+    worker = start_worker(0)
+    worker.fill(worker.alloc(SIZE), SIZE, 1)
+    with shim_control.Group([worker]) as group:
+        group.arena(worker.pid, 2 * SIZE)
+        with pytest.raises(shim_control.Refused) as refused:
+            shim_control.ask(worker.pid, "arena", unlock=1)
+        assert refused.value.code == "phase"
+        group.quiesce()
+        group.release()
+        assert shim_control.ask(worker.pid, "arena", unlock=1)["locked_bytes"] == "0"
+        group.seal()
+        group.resume()
     worker.check()

@@ -12,13 +12,15 @@ from tests.sim.conftest import MIB, Run, Start, paused, running, stopped_threads
 
 pytestmark = [pytest.mark.machine(driver="sim"), pytest.mark.usefixtures("own_network")]
 
-DOWN = ["prepare", "quiesce", "release", "seal", "lock", "checkpoint", "freeze"]
+DOWN = ["prepare", "quiesce", "release", "unlock-pages", "seal", "lock", "checkpoint", "freeze"]
 DOWN_PAGES = ["prepare", "quiesce", "release", "seal"]
 UP = ["restore", "unlock", "load", "remap", "unseal", "bind", "check", "unlock-pages", "open"]
 UP_PAGES = ["load", "remap", "unseal", "bind", "check", "unlock-pages", "open"]
 # Calls of the rank itself, one after the other, in which it dies; and those of the driver process on all ranks.
-OWN_DOWN = ["cuMemHostRegister_v2", "cuMemcpyDtoHAsync_v2", "cuMemUnmap"]
-OWN_UP = ["cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemcpyHtoDAsync_v2", "cuMemHostUnregister"]
+OWN_DOWN = ["cuMemHostRegister_v2", "cuMemcpyDtoHAsync_v2", "cuMemUnmap", "cuMemHostUnregister"]
+OWN_UP = [
+    "cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemHostRegister_v2", "cuMemcpyHtoDAsync_v2", "cuMemHostUnregister",
+]  # fmt: skip
 CALLS_DOWN = [("Lock", 1), ("Checkpoint", 1), ("GetState", 4)]
 # The first question comes before the way up, the last ones end it.
 CALLS_UP = [("GetState", 1), ("GetState", 4), ("Restore", 1), ("Unlock", 1), ("GetState", 7)]

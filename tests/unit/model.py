@@ -123,6 +123,9 @@ class ModelShim:
         return {"arena_bytes": GIB, "host_bytes": 0, "unresolved": 0, "uncarried": 0}
 
     def _arena(self, fields: dict[str, Any]) -> dict[str, Any]:
+        if fields.get("unlock"):
+            self._need(self.phase == "released" and self.dropped, "an arena is unlocked before all is in it")
+            return {"bytes": self.arena, "locked_bytes": 0}
         if int(fields["bytes"]) == 0:
             self._need(not self.dropped, "the arena is given up while it holds the only copy")
         if self.arena > 0:

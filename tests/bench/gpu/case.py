@@ -110,6 +110,11 @@ class Run:
         """Return the copies."""
         return [bar for bar in self.bars if bar.row.startswith("copies")]
 
+    def locking(self) -> float:
+        """Return the longest that a rank spent on locking pages between its copies."""
+        phases = [phase for group in self.answer.json["groups"] for phase in group["phases"]]
+        return max((seconds for phase in phases for seconds in phase["locking"].values()), default=0.0)
+
     def plain_pages(self) -> bool:
         """Say whether an arena got plain pages."""
         return "plain pages" in self.answer.stderr

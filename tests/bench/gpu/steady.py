@@ -177,14 +177,17 @@ def like_a_framework(worker: Worker, mib: int) -> None:
         worker.alloc(512 << (number % 12))
 
 
-def private_bytes(pid: int) -> int:
-    """Return what a process has in memory, each page by its share, but for shared memory, of which arenas are made."""
+def private_bytes(pid: int, kind: str = "Pss") -> int:
+    """Return what a process has in memory, each page by its share, but for shared memory, of which arenas are made.
+
+    `kind` Pss_Anon leaves out what is read from files, as the code of libraries is.
+    """
     try:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return 0
     sizes = {name: int(kib) << 10 for name, kib in re.findall(r"^(Pss\w*): +(\d+) kB", text, re.M)}
-    return sizes.get("Pss", 0) - sizes.get("Pss_Shmem", 0)
+    return sizes.get(kind, 0) - (sizes.get("Pss_Shmem", 0) if kind == "Pss" else 0)
 
 
 def gpu_bytes(bench: Bench) -> int:
@@ -205,13 +208,18 @@ class Peak:
         self._without = {os.getpid(), *without}
         self._over = threading.Event()
         self.bytes = 0
+        self.parts = ""  # by process, and what of it is from no file
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def _watch(self) -> None:
         while not self._over.is_set():
             below = processes.descendants([os.getpid()], processes.all_processes())
-            now = sum(private_bytes(one.pid) for one in below if one.pid not in self._without)
-            self.bytes = max(self.bytes, now)
+            sizes = {one: private_bytes(one.pid) for one in below if one.pid not in self._without}
+            if sum(sizes.values()) > self.bytes:
+                self.bytes = sum(sizes.values())
+                own = {one: private_bytes(one.pid, "Pss_Anon") for one in sizes}
+                self.parts = ", ".join(f"{one.comm} {size / MIB:.1f} ({own[one] / MIB:.1f} of no file)"
+                                       for one, size in sizes.items())  # fmt: skip
             time.sleep(0.01)
 
     def __enter__(self) -> Peak:
@@ -227,6 +235,7 @@ def memory(bench: Bench) -> None:
     """What shim and supervisor take beyond the arena, and what the shim takes of the GPUs."""
     mib, driver = bench.sizes[0], ("--driver", "sim") if bench.setting.simulated else ()
     at_work: dict[bool, list[int]] = {}
+    parts = ""
     used: dict[bool, int] = {}
     for shim in (False, True):
         with bench.workers(min(2, bench.setting.devices), shim=shim) as ranks:
@@ -246,6 +255,8 @@ def memory(bench: Bench) -> None:
                 with peak_of(peak, pids):
                     bench.tool.run("resume", *pids, *driver, deadline_s=200).expect(0)
                 peaks[depth] = (peak.bytes / len(pids), max(suspended))
+                parts = peak.parts
+    bench.fact("memory of the supervisor's processes, MiB, at depth process", parts)
     tell_memory(bench, at_work, peaks, used)
 
 
@@ -254,7 +265,8 @@ def peak_of(peak: Peak, without: Sequence[int]) -> Iterator[None]:
     """Go on watching, into the same maximum."""
     with Peak(without) as more:
         yield
-    peak.bytes = max(peak.bytes, more.bytes)
+    if more.bytes > peak.bytes:
+        peak.bytes, peak.parts = more.bytes, more.parts
 
 
 def tell_memory(
