@@ -143,9 +143,12 @@ class Run:
     def _down(self, at_work: Callable[[], None]) -> dict[str, Any]:
         if self.given.mode == "shim":
             return self.shimmed.suspend(at_work=at_work)
-        at_work()
-        time.sleep(self.given.wait)
-        return BareDriver(self.pids).suspend()
+
+        def sent_for_a_while() -> None:
+            at_work()
+            time.sleep(self.given.wait)
+
+        return BareDriver(self.pids).suspend(sent_for_a_while)
 
     def _same(self, one: dict[str, Any], name: str) -> None:
         one["same_alone"] = self.server.ask() == self.alone

@@ -42,17 +42,26 @@ def processes(pids: list[int]) -> list[dict[str, Any]]:
     return found
 
 
-def run(command: list[str]) -> dict[str, Any]:
-    """Run a command that prints JSON; return it with the seconds that it took. Raises Failed."""
+def run(command: list[str], at_work: Callable[[], None] | None = None) -> dict[str, Any]:
+    """Run a command that prints JSON; return it with the seconds that it took. Raises Failed.
+
+    With `at_work` the command prints a line when it is about to begin, and waits for one; its seconds count from there.
+    """
     began = time.monotonic()
-    try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=COMMAND_S, check=False,
-                              stdin=subprocess.DEVNULL)
-    except subprocess.TimeoutExpired:
-        raise Failed(f"{' '.join(command)} did not end in {COMMAND_S} s") from None
-    if done.returncode != 0:
-        raise Failed(f"{' '.join(command)} ended with {done.returncode}: {done.stderr[-2000:]}")
-    return {"seconds": time.monotonic() - began, "report": json.loads(done.stdout)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=ROOT, text=True, **pipes) as process:
+        assert process.stdout is not None
+        try:
+            if at_work and process.stdout.readline():
+                at_work()
+                began = time.monotonic()
+            out, said = process.communicate("\n", timeout=COMMAND_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise Failed(f"{' '.join(command)} did not end in {COMMAND_S} s") from None
+    if process.returncode != 0:
+        raise Failed(f"{' '.join(command)} ended with {process.returncode}: {said[-2000:]}")
+    return {"seconds": time.monotonic() - began, "report": json.loads(out)}
 
 
 class WithShim:
@@ -96,9 +105,9 @@ class BareDriver:
     def __init__(self, pids: list[int]) -> None:
         self._pids = [str(pid) for pid in pids]
 
-    def suspend(self) -> dict[str, Any]:
-        """Lock and checkpoint."""
-        return run([sys.executable, "-m", "tests.gpu.vllm.ways", "lock", "checkpoint", *self._pids])
+    def suspend(self, at_work: Callable[[], None]) -> dict[str, Any]:
+        """Lock and checkpoint; `at_work` is called when that is about to begin."""
+        return run([sys.executable, "-m", "tests.gpu.vllm.ways", "lock", "checkpoint", *self._pids], at_work)
 
     def resume(self) -> dict[str, Any]:
         """Restore and unlock."""
@@ -125,13 +134,17 @@ def step(name: str, pid: int) -> int:
 def main(arguments: list[str]) -> None:
     """Make two steps on all pids; print codes and seconds as JSON; exit with 1 as soon as a code is not 0.
 
-    `state` and `thread` ask what the driver says of the processes, and have no wrong answer.
+    `state` and `thread` ask what the driver says of the processes, and have no wrong answer. A `lock` waits for a line
+    on stdin, after a line of its own: the server may have to do until then.
     """
     from cuda.bindings import driver
 
     driver.cuInit(0)
     names, pids = arguments[:2], [int(word) for word in arguments[2:]]
     told: dict[str, Any] = {}
+    if names[0] == "lock":
+        print(flush=True)
+        sys.stdin.readline()
     with ThreadPoolExecutor(len(pids)) as pool:
         for name in names:
             began = time.monotonic()
