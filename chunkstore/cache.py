@@ -180,6 +180,7 @@ class Collected:
 def collect(cache: Cache, limit_bytes: int, dry_run: bool = False) -> Collected:
     """Remove the least recently used chunks until at most `limit_bytes` are left; never one that is being read.
 
+    What is being written counts, too: it takes room, and will be a chunk.
     Raises `WriteFailed` if the cache cannot be read or changed, `NoLocks` if its filesystem has no locks.
     """
     place = Directory(cache.path, cache.chunks.files)
@@ -187,8 +188,9 @@ def collect(cache: Cache, limit_bytes: int, dry_run: bool = False) -> Collected:
         with place.collecting():
             now_ns = place.clock_ns()
             temporary = cache.chunks.reap(now_ns - int(STALE_TEMPORARY_S * 1e9), dry_run)
+            unfinished = cache.chunks.unfinished_bytes() - (temporary if dry_run else 0)
             entries = sorted(cache.chunks.entries(), key=lambda entry: entry.used_ns)
-            chosen = _oldest(entries, limit_bytes)
+            chosen = _oldest(entries, limit_bytes - unfinished)
             used = {entry.hash: entry.used_ns for entry in chosen}
             names = list(used)
             removed = chosen if dry_run else cache.chunks.remove(names, lambda entry: entry.used_ns == used[entry.hash])

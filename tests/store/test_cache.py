@@ -227,6 +227,18 @@ class TestCollection:
         for chunk in chunks:
             where(cached, chunk)
 
+    @pytest.mark.parametrize("dry_run", [False, True])
+    def test_fr65_what_is_being_written_counts(self, cached: Store, chunks: list[Chunk], dry_run: bool) -> None:
+        """It takes room, too, unlike what a writer that died has left, which goes."""
+        assert cached.cache is not None
+        old = Path(cached.cache.path) / "tmp" / "old.tmp"
+        old.write_bytes(content(7))
+        os.utime(old, (1, 1))
+        with cached.files.temporary(str(old.parent), memory(content(8))):
+            done = cache.collect(cached.cache, 3 * SIZE + 10, dry_run)
+        assert (done.removed_chunks, done.temporary_bytes) == (1, SIZE)
+        assert old.exists() is dry_run
+
     def test_use_counts(self, cached: Store, chunks: list[Chunk]) -> None:
         assert cached.cache is not None
         where(cached, chunks[0])
