@@ -6,6 +6,8 @@ were chosen.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from gpususpend import discover, errors, phases, processes, quiesce
@@ -16,6 +18,7 @@ from gpususpend.driver import DriverState
 from gpususpend.gpus import GpuUsage
 from gpususpend.group import Rank
 from gpususpend.journal import Depth, Kind, Member, Stage
+from gpususpend.phases import PhaseTime
 from gpususpend.preflight import check_descriptors, check_sharing
 from gpususpend.prepare import prepare
 from gpususpend.processes import Process
@@ -62,10 +65,10 @@ def go_down(session: Session) -> None:
     session.measured(usage_before)
     # Once more: the arenas may have taken minutes, in which descriptors went around.
     check_descriptors(session.group, limits)
-    quiesce_all(session)
-    # From here on nobody opens memory of the group: who did since the first look would keep what is left behind.
-    check_sharing(session.group, limits)
-    settle_orphans(session)
+    with quiesced(session) as phase, phase.part("sharing"):
+        # From here on nobody opens memory of the group: who did since the first look would keep what is left behind.
+        check_sharing(session.group, limits)
+        settle_orphans(session)
     prepare(session, quiet=True)  # what was allocated since, and what orphans were adopted
     release(session)
     if session.record.depth is Depth.PAGES:
@@ -147,8 +150,12 @@ def freeze_again(session: Session) -> None:
         session.note(room_bytes=known)
 
 
-def quiesce_all(session: Session, seconds: float | None = None) -> None:
-    """Close the gates of all ranks around one consistent cut, by default within --timeout."""
+@contextmanager
+def quiesced(session: Session, seconds: float | None = None) -> Iterator[PhaseTime]:
+    """Close the gates of all ranks around one consistent cut, by default within --timeout; they stay closed.
+
+    What is done inside counts as a part of the phase.
+    """
     deadline = Deadline(session.limits.timeout_s if seconds is None else seconds)
     ranks = session.group.ranks
 
@@ -170,6 +177,7 @@ def quiesce_all(session: Session, seconds: float | None = None) -> None:
         slots = phases.parallel(ranks, close, session.waiting)
         phase.took(slots, "close-memory")
         phases.results("close-memory", slots)
+        yield phase
 
 
 def settle_orphans(session: Session) -> None:
@@ -359,7 +367,8 @@ def quiet_for_arenas(session: Session) -> None:
         replies = session.quick("status").values()
         held = any(reply.number("arena_bytes") for reply in replies)
         if held and all(reply.text("phase") in RESTLESS for reply in replies):
-            quiesce_all(session, min(session.limits.arena_cut_s, session.limits.timeout_s))
+            with quiesced(session, min(session.limits.arena_cut_s, session.limits.timeout_s)):
+                pass
     except errors.GpushareError as problem:
         session.context.warn(f"the arenas were not taken back: {problem}")
 

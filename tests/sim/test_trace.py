@@ -91,7 +91,8 @@ def test_each_phase_rank_and_copy(pair: Pair, tool: Tool, tmp_path: Path, depth:
     bars = check_trace(tmp_path / "down.json", down)
     assert {bar["pid"] for bar in bars if bar["row"].startswith("copies")} == set(pair.pids)
     assert all("GB/s" in bar["args"]["rate"] for bar in bars if bar["row"].startswith("copies"))
-    assert {"populate", "page-lock", "close-launch", "drain", "close-memory"} <= {bar["name"] for bar in bars}
+    parts = {"populate", "page-lock", "close-launch", "drain", "close-memory", "sharing"}
+    assert parts <= {bar["name"] for bar in bars}
     up = tool.resume(*pair.pids, options=("--trace", f"{tmp_path}/up.json")).expect(0)
     bars = check_trace(tmp_path / "up.json", up)
     assert {bar["pid"] for bar in bars if bar["row"].startswith("copies")} == set(pair.pids)
