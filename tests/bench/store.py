@@ -6,6 +6,7 @@ Rates count the bytes that are not zeros, in GB/s of 10^9 bytes. Content is rand
 
 from __future__ import annotations
 
+import hashlib
 import json
 import mmap
 import os
@@ -202,6 +203,25 @@ def one_core(folder: Path, count: int) -> Iterator[Line]:
         "zero test, hash, write; 1 thread, rewritten files in tmpfs", ours, "GB/s", "write alone", theirs,
         ">= 3 GB/s", ours >= 3,
     )  # fmt: skip
+
+
+def hashes(count: int) -> Iterator[Line]:
+    """Measure each hash on one thread."""
+    (buffer,) = random_memory(1, 7)
+    digests: dict[str, Callable[[Iterator[memoryview]], object]]
+    digests = {name: hash_by_name(name, "").digest for name in ("xxh3-128", "blake3")}
+    digests["sha256"] = lambda pieces: hashlib.sha256(next(pieces)).digest()
+    taken: dict[str, list[float]] = {name: [] for name in digests}
+    for _ in range(ROUNDS):
+        for name, digest in digests.items():
+            start = time.perf_counter()
+            for _ in range(count):
+                digest(iter([buffer]))
+            taken[name].append(time.perf_counter() - start)
+    rates = {name: count * SIZE / min(samples) / GB for name, samples in taken.items()}
+    sha256 = rates.pop("sha256")
+    for name, rate in rates.items():
+        yield Line(f"hash alone, {name}; 1 thread", rate, "GB/s", "sha256 of hashlib", sha256)
 
 
 # --- what is there already
@@ -425,6 +445,7 @@ def measure(where: Path, mib: int, threads: int, only: str = "") -> Iterator[Lin
     parts: dict[str, Callable[[Path, Path], Iterator[Line]]] = {
         "disk": lambda disk_folder, _: disk(disk_folder, count, threads),
         "core": lambda _, shared: one_core(shared, 32),
+        "hash": lambda _, __: hashes(8),
         "known": lambda disk_folder, _: known_and_zero(disk_folder, 32),
         "resident": lambda disk_folder, _: resident(disk_folder, count * 8),
         "cache-gc": lambda disk_folder, _: collection(disk_folder),
