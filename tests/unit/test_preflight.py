@@ -15,6 +15,7 @@ import pytest
 from gpususpend import control, errors, modes, openfiles, preflight, system
 from gpususpend.deadline import Deadline
 from gpususpend.defaults import LIMITS, limits_with
+from gpususpend.driver import DriverResult
 from gpususpend.group import Group, Rank, group_of
 from gpususpend.journal import Kind, Member
 from gpususpend.processes import Process
@@ -85,6 +86,16 @@ def test_FR3_driver_under_which_a_kill_hangs(version: str, compute: list[int], w
     warnings: list[str] = []
     preflight.warn_of_driver(version, compute, warnings.append)
     assert [version in text and "suspend" in text for text in warnings] == [True] * warned
+
+
+@pytest.mark.parametrize(("state", "told"), [(1, "LOCKED"), (3, "FAILED"), (4, "state 4"), (9, "state 9")])
+def test_pitfall17_states_that_are_not_running(state: int, told: str) -> None:
+    """Those of custom storage (4, 5) and of drivers to come are refused, and shown by their number."""
+    group = group_of([Member(7, 1, 7, 0, "rank", Kind.SHIMMED)])
+    answer = {7: DriverResult(0, "CUDA_SUCCESS", 0.0, True, state)}
+    with pytest.raises(errors.DriverHasIt, match=f"the driver says {told};"):
+        preflight.check_driver_states(group, answer)
+    preflight.check_driver_states(group, {7: DriverResult(0, "CUDA_SUCCESS", 0.0, True, 0)})
 
 
 def test_FR24_network_cards_that_use_memory_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
