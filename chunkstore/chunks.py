@@ -258,7 +258,8 @@ class ChunkDirectory(Backend):
 
     def _remove(self, name: str, still: Callable[[Entry], bool]) -> Entry | None:
         path, system = self.file_of(name), self.files.system
-        with contextlib.suppress(FileNotFoundError), self.files.opened(path) as fd:  # another has removed it
+        flags = os.O_RDWR | os.O_NOFOLLOW  # NFS gives an exclusive lock only on what is open for writing
+        with contextlib.suppress(FileNotFoundError), self.files.opened(path, flags) as fd:  # another has removed it
             entry = _entry(name, system.fstat(fd))
             if still(entry) and system.try_lock(fd, True):
                 system.unlink(path)

@@ -415,6 +415,8 @@ class _Direct:
                 self._require_refusal(error)
             else:
                 self.alignment = max(ALIGNMENT, *files.system.alignments(fd))
+                if self.alignment > SCRATCH_BYTES:  # whole extents of some megabytes, of which the last would be copied
+                    self._give_up()
 
     def move(self, call: Callable[[int, memoryview, int], int], view: memoryview, offset: int) -> int:
         """Read or write a view at an offset and return how many bytes went.
@@ -435,6 +437,10 @@ class _Direct:
     def _require_refusal(self, error: OSError) -> None:
         if error.errno not in _NOT_DIRECT:
             raise error
+        self._give_up()
+
+    def _give_up(self) -> None:
+        """Use the page cache for this filesystem."""
         self._end()
         self._files.set_buffered(self._device, self._path)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import threading
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from chunkstore import Allocation, Busy, Checkpoint, Chunk, Files, How, Save, Store, errors, fsck, gc, roots, save
+from chunkstore import Allocation, Busy, Checkpoint, Chunk, Files, How, Save, Store, cache, errors, fsck, gc, roots, save
 from chunkstore.chunks import chunk_of
 from chunkstore.roots import State
 from tests.store.tools import SIZE, Faulty, chunk_file, content, error, files_of, load, memory
@@ -206,6 +207,26 @@ def test_without_locks_nothing_is_collected_and_saves_work(tmp_path: Path) -> No
     assert load(store, tmp_path / "ckpt") == [content(1)] * 2
     with pytest.raises(errors.NoLocks):
         gc.collect(store)
+
+
+def test_locks_of_a_network_filesystem(tmp_path: Path) -> None:
+    """NFS locks a file for one holder only where it is open for writing, and for several only where for reading."""
+
+    def as_nfs(name: str, *arguments: Any) -> None:
+        if name == "try_lock":
+            mode = fcntl.fcntl(arguments[0], fcntl.F_GETFL) & os.O_ACCMODE
+            if mode not in (os.O_RDWR, os.O_WRONLY if arguments[1] else os.O_RDONLY):
+                raise error(errno.EBADF)
+
+    store = Store.create(tmp_path / "store", chunk_size_bytes=SIZE, cache=tmp_path / "cache", files=files_of(as_nfs))
+    make(store, tmp_path / "kept", [1, 2])
+    make(store, tmp_path / "gone", [2, 3])
+    assert load(store, tmp_path / "gone") == [content(2), content(3)]
+    save.remove(store, tmp_path / "gone")
+    assert gc.collect(store, grace_s=0).removed_chunks == 1
+    assert store.cache is not None
+    assert cache.collect(store.cache, SIZE).removed_chunks == 2
+    assert load(store, tmp_path / "kept") == [content(1), content(2)]
 
 
 def test_fr63_chunk_reused_while_it_is_being_collected(store: Store) -> None:

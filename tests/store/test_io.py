@@ -168,6 +168,17 @@ def test_fr59_at_least_a_page_and_what_the_filesystem_demands(
     assert chunk_file(store, chunk).read_bytes() == content(1, 20000)
 
 
+def test_fr59_demands_that_no_buffer_meets(disk_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a whole extent of some megabytes: then the page cache is used."""
+    told: list[str] = []
+    monkeypatch.setattr(System, "alignments", lambda self, fd: (4096, 4 << 20))
+    store = Store.create(disk_path / "store", chunk_size_bytes=SIZE, files=Files(notify=told.append))
+    chunk = store.put(memory(content(1))).chunk
+    store.get(chunk, into := memory(SIZE))
+    assert bytes(into) == content(1)
+    assert [line.count("direct I/O") for line in told] == [1], told
+
+
 def test_b03_taken_temporary_name_is_left_alone(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pitfall 45: another client of a shared store may have any name, and a link may lie there."""
     taken = Path(store.path) / "tmp" / "taken.tmp"
