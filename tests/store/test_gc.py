@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from chunkstore import Allocation, Busy, Checkpoint, Chunk, Files, How, Save, Store, cache, errors, fsck, gc, roots, save
+from chunkstore import Allocation, Busy, Checkpoint, Chunk, Files, How, Save, Store, errors, fsck, gc, roots, save
+from chunkstore.cache import collect as collect_cache
 from chunkstore.chunks import chunk_of
 from chunkstore.roots import State
 from tests.store.tools import SIZE, Faulty, chunk_file, content, error, files_of, load, memory
@@ -225,7 +226,7 @@ def test_locks_of_a_network_filesystem(tmp_path: Path) -> None:
     save.remove(store, tmp_path / "gone")
     assert gc.collect(store, grace_s=0).removed_chunks == 1
     assert store.cache is not None
-    assert cache.collect(store.cache, SIZE).removed_chunks == 2
+    assert collect_cache(store.cache, SIZE).removed_chunks == 2
     assert load(store, tmp_path / "kept") == [content(1), content(2)]
 
 
