@@ -189,6 +189,8 @@ static CUresult create(CUcontext *out, unsigned flags, CUdevice device) {
         return CUDA_ERROR_INVALID_VALUE;
     if (!device_valid(device))
         return CUDA_ERROR_INVALID_DEVICE;
+    if (turn_refused(device))
+        return CUDA_ERROR_LAUNCH_FAILED;
     pthread_mutex_lock(&lock);
     CUcontext context = new_context(device, flags, false);
     if (context)

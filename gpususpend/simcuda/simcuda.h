@@ -349,6 +349,7 @@ CUresult kernel_run(struct work *work);
 void turn_wait(CUcontext context);
 void turn_keep(CUcontext context);
 bool turn_lost(CUcontext context);
+bool turn_refused(int device);
 void turn_give(CUcontext context);
 CUresult memops_run(struct work *work);
 CUresult graph_run(CUgraphExec exec);

@@ -1,7 +1,8 @@
 /* Whose turn a GPU has. Processes share it freely, but for what was measured: after a restore, a running kernel of a
  * context that was restored is no longer interrupted for the work of another process. While it waits it keeps all others
  * away; and when one of them wants the GPU, nothing more of its own process starts there either. Whoever stays away for
- * too long has it thrown out with CUDA_ERROR_LAUNCH_FAILED (Xid 109). */
+ * too long has it thrown out with CUDA_ERROR_LAUNCH_FAILED (Xid 109). So has a new context of its own process, for which
+ * the driver holds up the calls that the kernel may wait for. */
 #include <stdlib.h>
 
 #include "machine.h"
@@ -50,6 +51,16 @@ void turn_wait(CUcontext context) {
             throw_out(m, own, device);
     }
     atomic_fetch_sub(&turn_of(m, own, device)->wants, 1);
+}
+
+/* Tell whether a new context cannot have the GPU: a waiting kernel of this process, if there is one, is thrown out for it. */
+bool turn_refused(int device) {
+    struct machine *m = machine_here();
+    struct shared_turn *turn = m ? turn_of(m, machine_slot(), device_physical[device]) : NULL;
+    if (!turn || !atomic_load(&turn->keeps))
+        return false;
+    atomic_store(&turn->thrown_out, true);
+    return true;
 }
 
 /* A kernel begins to wait: it keeps others away if its context was restored. */

@@ -7,7 +7,7 @@ import time
 
 from tests.conformance.case import HANG_S, HANGS, LOST_S, MIB, Seen, Start, asked, case, here
 from tests.conformance.cases.sharing import shared
-from tests.conformance.cases.work import Running
+from tests.conformance.cases.work import BEGINS_S, Running
 from tests.programs import calls
 from tests.programs.calls import need
 from tests.programs.client import Worker
@@ -421,6 +421,22 @@ def locked_peer_stalls(seen: Seen, start: Start) -> None:
     first.write(block["address"], [1])
     seen("lock once it can go on", calls.cp_lock(second.pid, 30_000))
     seen("unlock", calls.cp_unlock(second.pid))
+
+
+@case(bare=True)
+def context_beside_a_kernel(seen: Seen, start: Start) -> None:
+    """A new context beside a kernel that waits: in a restored process it ends both."""
+    worker = start(0)
+    for label in ("fresh", "restored"):
+        kernel = Running(worker)
+        time.sleep(BEGINS_S)
+        answer = worker.job_answer(worker.job("ctx_create", 0), HANG_S)
+        seen(f"{label}: create", HANGS if answer is None else answer[0])
+        kernel.end()
+        seen(f"{label}: the kernel", asked(worker, "stream_sync", kernel.stream))
+        if label == "fresh":
+            calls.init()
+            seen("cycle", drive(worker, "lock", "checkpoint", "restore", "unlock"))
 
 
 @case()
