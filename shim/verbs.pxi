@@ -346,7 +346,7 @@ cdef void verb_uncarried(Reply *r, uint64_t first) noexcept nogil:
     cursor = 0
     while next_object_copy(&cursor, &o):
         if o.kind != KIND_CARRIED:
-            uncarried_row(r, first, o.kind, o.id, b"")
+            uncarried_row(r, first, o.kind, handle_of(&o), b"")
 
 
 cdef const char *owner_word(const Object *o) noexcept nogil:

@@ -78,6 +78,7 @@ def test_FR19_multicast_that_is_kept_on_an_old_driver(start_worker: Start, tool:
         error = tool.suspend(*team.pids).expect(3).json["error"]
         assert (error["code"], error["pid"], error["facts"]["kind"]) == ("uncarried", seat.worker.pid, "multicast")
         (made,) = error["facts"]["objects"]["multicast"]
+        assert made == hex(seat.team)  # the handle that the application has
         assert made in error["message"] and "GPUSHARE_MULTICAST=hide" in error["message"]
         if seat is team.seats[0]:
             team.check(1)
