@@ -59,6 +59,10 @@ class Backend(Protocol):
     def lease(self, name: str) -> Entry | None:
         """Mark a chunk as used now, so that no collector takes it; returns None if it is not there."""
 
+    def lease_all(self, names: Sequence[str]) -> list[Entry | None]:
+        """Lease many chunks, each as `lease` does, in order."""
+        return [self.lease(name) for name in names]
+
     def settle(self, name: str) -> None:
         """Wait until a chunk that another writer published survives a power cut."""
 

@@ -29,6 +29,7 @@ from chunkstore.place import Place
 
 PIECE_BYTES = 8 << 20
 RANGES = 8  # of one chunk at a time
+LOOKS = 16  # for many chunks at a time
 REQUEST_TIMEOUT = "180s"  # of one request: a chunk is written by one
 RETRIES = 10  # with backoff, for three minutes at most
 LOOK_S = 0.1  # between two looks whether an answer is still waited for
@@ -209,6 +210,11 @@ class ObjectChunks(Backend):
     def lease(self, name: str) -> Entry | None:
         """Return what is known of a chunk: nobody collects here, so there is nothing to mark."""
         return self.lookup(name)
+
+    def lease_all(self, names: Sequence[str]) -> list[Entry | None]:
+        """Lease many chunks at a time: each is a way to the server and back."""
+        with ThreadPoolExecutor(LOOKS, thread_name_prefix="chunkstore-look") as pool:
+            return list(pool.map(self.lease, names))
 
     def settle(self, name: str) -> None:
         """Do nothing: what is there is durable."""

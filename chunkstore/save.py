@@ -166,10 +166,10 @@ class Save:
 
     def _require_chunks(self, ranks: list[Rank]) -> None:
         """Lease every chunk once more, and see that the store has it, before anybody relies on it."""
-        chunks = {chunk.hash: chunk for rank in ranks for item in rank.allocations for chunk in item.chunks}
-        for name, chunk in chunks.items():
-            entry = self.store.chunks.lease(name) if name is not None else None
-            if name is not None and (entry is None or entry.size_bytes != chunk.size_bytes):
+        every = (chunk for rank in ranks for item in rank.allocations for chunk in item.chunks)
+        chunks = {chunk.hash: chunk for chunk in every if chunk.hash is not None}
+        for (name, chunk), entry in zip(chunks.items(), self.store.chunks.lease_all([*chunks]), strict=True):
+            if entry is None or entry.size_bytes != chunk.size_bytes:
                 raise errors.WriteFailed(
                     what="cannot write the checkpoint", path=self.path,
                     detail=f"chunk {name} is no longer in {self.store.path}", advice="save again",

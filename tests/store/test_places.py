@@ -36,7 +36,7 @@ from chunkstore import (
     roots,
 )
 from chunkstore import save as saving
-from chunkstore.chunks import Backend, State, chunk_of
+from chunkstore.chunks import Backend, Entry, State, chunk_of
 from chunkstore.hashing import DEFAULT_HASH, hash_by_name
 from chunkstore.io import LocksUnsupported
 from chunkstore.place import is_url
@@ -331,6 +331,23 @@ class TestObjectStore:
             waits[0] = True
             store.get(chunk, into := memory(SIZE))
             assert bytes(into) == content(1)
+
+    def test_a_commit_looks_for_many_chunks_at_a_time(
+        self, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A workload may stand still meanwhile, and each look is a way to the server and back."""
+        store = Store.create(url, chunk_size_bytes=SIZE)
+        all_there, lookup = threading.Barrier(4), objects.ObjectChunks.lookup
+
+        def together(chunks: objects.ObjectChunks, name: str) -> Entry | None:
+            all_there.wait(60)
+            return lookup(chunks, name)
+
+        with Save.begin(store, tmp_path / "ckpt") as begun:
+            for number in range(1, 9):
+                begun.add(1, Allocation(0, number, SIZE, (store.put(memory(content(number))).chunk,)))
+            monkeypatch.setattr(objects.ObjectChunks, "lookup", together)
+            begun.commit()
 
     def test_ranges_are_asked_for_at_a_time(self, url: str, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """Pitfall 42: many streams, of large chunks; one uses little of the wire."""
