@@ -26,6 +26,11 @@ from tests.programs.tool import Answer, Tool
 from tests.sim.places import CHUNK, Places
 
 MIB = 1 << 20
+# The steps of a suspend and of a resume, as the journal has them.
+DOWN = ["preflight", "prepare", "quiesce", "release", "unlock-pages", "seal", "lock", "checkpoint", "freeze"]
+DOWN_PAGES = ["preflight", "prepare", "quiesce", "release", "seal"]
+UP = ["restore", "unlock", "load", "remap", "unseal", "bind", "check", "unlock-pages", "open"]
+UP_PAGES = UP[2:]
 Start = Callable[..., Worker]
 
 

@@ -16,14 +16,24 @@ from tests.programs.client import Worker
 from tests.programs.setting import Setting
 from tests.programs.tool import Answer, Tool
 from tests.sim import ordinary
-from tests.sim.conftest import MIB, Pair, Start, end_process, paused, records, running, state, stopped_threads
+from tests.sim.conftest import (
+    DOWN,
+    DOWN_PAGES,
+    MIB,
+    UP,
+    Pair,
+    Start,
+    end_process,
+    paused,
+    records,
+    running,
+    state,
+    stopped_threads,
+)  # fmt: skip
 from tests.unit.fake_shim import sleeper
 
 pytestmark = [pytest.mark.machine(driver="sim"), pytest.mark.usefixtures("own_network")]
 
-DOWN = ["preflight", "prepare", "quiesce", "release", "seal", "lock", "checkpoint", "freeze"]
-DOWN_PAGES = ["preflight", "prepare", "quiesce", "release", "seal"]
-UP = ["restore", "unlock", "load", "remap", "unseal", "bind", "check", "open"]
 SHORT_S, LONG_S = 0.01, 0.2
 
 

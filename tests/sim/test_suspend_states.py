@@ -16,15 +16,24 @@ from gpususpend import errors, processes
 from tests.programs.client import WorkerTimeout
 from tests.programs.setting import ROOT, Setting
 from tests.programs.tool import Answer, Tool
-from tests.sim.conftest import MIB, Background, Pair, Start, end_process, records, running, stopped_threads
+from tests.sim.conftest import (
+    DOWN,
+    MIB,
+    UP,
+    Background,
+    Pair,
+    Start,
+    end_process,
+    records,
+    running,
+    stopped_threads,
+)  # fmt: skip
 from tests.unit.fake_shim import sleeper
 
 pytestmark = pytest.mark.usefixtures("own_network")
 
 Run = Callable[..., Background]
 KILL = "tests.programs.killed"
-DOWN = ["preflight", "prepare", "quiesce", "release", "seal", "lock", "checkpoint", "freeze"]
-UP = ["restore", "unlock", "load", "remap", "unseal", "bind", "check", "open"]
 
 
 def killed(tool: Tool, step: str, *words: str | int) -> None:
@@ -249,10 +258,10 @@ def test_command_killed_on_the_way_up(pair: Pair, tool: Tool, step: str) -> None
     pair.check()
 
 
-@pytest.mark.parametrize("step", ["quiesce", "seal", "checkpoint", "freeze", "load"])
+@pytest.mark.parametrize("step", ["quiesce", "unlock-pages", "seal", "checkpoint", "freeze", "load"])
 def test_recover_to_suspended(pair: Pair, tool: Tool, step: str) -> None:
     """From anywhere to suspended as a whole."""
-    if step in UP:
+    if step not in DOWN:
         tool.suspend(*pair.pids).expect(0)
         killed(tool, step, "resume", *pair.pids)
     else:
