@@ -85,6 +85,10 @@ REMARKS = {
     "h200-bench-89bdbb4": "there arenas were locked in a context of the shim's own at depth process too. Since then "
     "that is done at depth pages only ([why](../decisions/arena-while-quiet.md)), so that in place, and with "
     "the driver's checkpoint, the way back includes unlocking again, as at 1bbb973.",
+    "h200-bench-603bfce": "the lines of cuLaunchKernel and cuMemcpyDtoDAsync tell nothing of 20 ns: calls took longer "
+    "without the shim than with it, by more than that. Filling and locking host memory took longer on this machine "
+    "than on the ones of the records before (12.3 s at depth process). The way back at depth process is judged with "
+    "what locking plain pages adds (0.55 s) in it; later runs tell that apart.",
     "h200-store": "the loads ran at 1.4 to 1.6 times the baseline's rate: the disk gave more then than when the "
     "baseline was measured, so that these lines do not tell how near the store comes to the disk.",
 }

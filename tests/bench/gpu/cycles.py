@@ -36,6 +36,11 @@ def way_back_of(up: Run) -> float:
     return phases[-1].ended - phases[0].begun
 
 
+def locking_adds(down: Run, up: Run, copying_s: float) -> float:
+    """Return the seconds by which a load that locks plain pages is longer than its copies: the two overlap."""
+    return max(0.0, up.locking() - copying_s) if down.plain_pages() else 0.0
+
+
 def limit_line(verb: str, way: str, title: str, seconds: float, bytes_a_gpu: int, note: str) -> Line:
     """Return a stop, or a way back, beside what it may take."""
     beyond = BEYOND_S[way]
@@ -62,7 +67,12 @@ def cycle(bench: Bench, ranks: list[Worker], way: str, mib: int, own: Rates, two
     copy_lines(bench, f"release, {title}", down, own["out"], two.get("out", 0), "out")
     copy_lines(bench, f"load, {title}", up, own["in"], two.get("in", 0), "in")
     bench.tell(limit_line("suspend", way, f"{title}: stop", stop_of(down), mib * MIB, steps(down)))
-    bench.tell(limit_line("resume", way, f"{title}: way back", way_back_of(up), mib * MIB, steps(up)))
+    back, added = way_back_of(up), locking_adds(down, up, mib * MIB / GB / own["in"])
+    if added:
+        bench.tell(Line(f"resume, {title}: what locking plain pages adds to the copies", added, "s",
+                        "whole way back", back))  # fmt: skip
+    words = "way back without that" if added else "way back"
+    bench.tell(limit_line("resume", way, f"{title}: {words}", back - added, mib * MIB, steps(up)))
     for verb, run in (("suspend", down), ("resume", up)):
         bench.tell(Line(f"{verb}, {title}: whole command", run.seconds, "s", "", None))
 
