@@ -41,7 +41,8 @@ class Limits:
     last_look_s: float = 1.0  # a request at its deadline still gets this long, for the answer says what is not finished
     exec_s: float = 1.0  # children on their way from their fork to their program, which have what their parents have
     prepare_s: float = 1800.0  # populating and page-locking the arena
-    seal_s: float = 60.0  # seal and unseal, all attempts together; unlocking arenas
+    unlock_pages_s: float = 30.0  # unlocking arenas and rings, at some 60 GB/s
+    seal_s: float = 60.0  # seal and unseal, all attempts together
     seal_attempt_s: float = 5.0  # one attempt, while all threads stand still
     arena_cut_s: float = 5.0  # what a workload is held up at most so that it can give arenas back
     answer_s: float = 1.0  # a shim's answer while its process is being frozen; then its threads run on for a moment

@@ -385,12 +385,20 @@ def unlock_arenas(session: Session) -> None:
 
 
 def _unlock_pages(session: Session, ranks: Sequence[Rank], otherwise: str, **fields: Any) -> None:
+    """Ask all for it; what is refused is a warning.  Raises DeadlinePassed on the way down.
+
+    There a shim that is still at it can do nothing else of what has to follow.  On the way back only `open` does, which
+    it answers meanwhile.
+    """
     if not ranks:
         return
-    deadline = Deadline(session.limits.seal_s)
+    deadline = Deadline(session.limits.unlock_pages_s)
     with session.timed("unlock-pages", len(ranks)) as phase:
-        slots = phases.parallel(ranks, lambda rank: rank.ask("arena", deadline, **fields))
+        slots = phases.parallel(ranks, lambda rank: rank.ask("arena", deadline, **fields), session.waiting)
         phase.took(slots)
+        for slot in slots:
+            if isinstance(slot.error, errors.DeadlinePassed) and session.record.stage is Stage.SUSPENDING:
+                raise errors.DeadlinePassed(**{**slot.error.facts, "step": "unlock-pages", "pid": slot.rank.pid})
     for slot in slots:
         if slot.error is not None:
             session.context.warn(f"the arena of pid {slot.rank.pid} {otherwise}: {slot.error}")

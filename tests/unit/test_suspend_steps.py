@@ -117,6 +117,19 @@ def test_B19_FR30_every_step_down_fails_in_turn(tmp_path: Path, call: str, rank:
         again(one)
 
 
+def test_B19_unlocking_that_does_not_end(tmp_path: Path) -> None:
+    """The shim can do nothing else meanwhile: no step is begun that has to wait for it until it is too late as well."""
+    with scene(tmp_path) as one:
+        call = f"arena {one.pids[1]}"
+        one.world.on[f"release {one.pids[1]}"] = lambda: one.world.mute.add(call)
+        with one.session() as session, pytest.raises(errors.RolledBack) as caught:
+            suspend(session)
+        assert f"unlock-pages did not finish within 30.0 s on pid {one.pids[1]}" in str(caught.value)
+        assert one.all_running() and not one.world.order("seal")
+        one.world.mute.clear()
+        again(one)
+
+
 @pytest.mark.parametrize("call", ["holder:stop"])
 def test_B19_holder_fails(tmp_path: Path, call: str) -> None:
     """The stop for the seal is refused."""
