@@ -32,11 +32,17 @@ def worker(start_worker: Callable[..., Worker]) -> Worker:
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Answers as an OpenAI-compatible server does; `tokens` is what the next completion has."""
+    """Answers as an OpenAI-compatible server does; `tokens` is what the next completion has.
+
+    `said` is what it says instead, by path; once `mute` is set it takes requests and says nothing.
+    """
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.tokens: list[list[int]] = [[1, 2, 3]]
+        self.said: dict[str, str] = {}
+        self.mute = threading.Event()
+        self.ended = threading.Event()
         self.url = f"http://127.0.0.1:{self.server_port}"
 
 
@@ -54,7 +60,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self._answer({"choices": [{"text": str(found), "token_ids": found, "logprobs": None}]})
 
     def _answer(self, data: object) -> None:
-        content = json.dumps(data).encode()
+        server: Server = self.server  # type: ignore[assignment]
+        if server.mute.is_set():
+            server.ended.wait()
+            return
+        content = server.said.get(self.path, json.dumps(data)).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
@@ -71,6 +81,7 @@ def server() -> Iterator[Server]:
         thread = threading.Thread(target=one.serve_forever)
         thread.start()
         yield one
+        one.ended.set()
         one.shutdown()
         thread.join(10)
 
@@ -203,12 +214,121 @@ def test_a_server_that_has_died_is_told_once(
     assert len(said) == len(set(said)) and str(worker.pid) in said[-1] and "NOT running" not in said[-1], said
 
 
-@pytest.mark.parametrize("words", [[], ["--cycles", "many", "1"], ["--what", "1"], ["1", "2"], ["--hold"]])
+def test_a_server_that_does_not_answer(start: Callable[..., subprocess.Popen[str]], tool: Tool, worker: Worker) -> None:
+    """One line, of the last attempt, and nothing was suspended."""
+    script = start("--url", "http://127.0.0.1:1", "--wait", 0.5, worker.pid)
+    said = script.communicate(timeout=100)[1]
+    assert script.returncode == 1 and len(said.splitlines()) == 1, said
+    assert "http://127.0.0.1:1/v1/models does not answer within 0.5 s: " in said and "refused" in said, said
+    assert state(tool, worker) == "running"
+
+
+def test_a_server_that_answers_no_more(
+    start: Callable[..., subprocess.Popen[str]], tool: Tool, worker: Worker, server: Server, tmp_path: Path
+) -> None:
+    """After a resume: it takes the request and says nothing."""
+    suspended, go_on = tmp_path / "suspended", tmp_path / "go-on"
+    script = start(
+        "--url", server.url, "--wait", 2, "--hold", 0.1, worker.pid,
+        after_suspend=f"touch {suspended}; until [ -e {go_on} ]; do sleep 0.01; done",
+    )  # fmt: skip
+    wait_for(suspended, script)
+    server.mute.set()
+    go_on.touch()
+    said = script.communicate(timeout=100)[1]
+    assert script.returncode == 1, said
+    assert said.splitlines()[-1] == f"{server.url}/v1/models does not answer within 2 s: it says nothing"
+    assert state(tool, worker) == "running"
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/completions"])
+@pytest.mark.parametrize("answer", ['{"data":[],"choices":[]}', "{}", "[]", "1", '{"data":1,"choices":[1]}'])
+def test_an_answer_of_another_form_is_one_line(
+    start: Callable[..., subprocess.Popen[str]], worker: Worker, server: Server, path: str, answer: str
+) -> None:
+    """What came is in it."""
+    server.said[path] = answer
+    script = start("--url", server.url, worker.pid)
+    said = script.communicate(timeout=100)[1]
+    assert script.returncode == 1 and len(said.splitlines()) == 1, said
+    assert f"{server.url}{path}: not the answer of an OpenAI-compatible server: {answer[0]}" in said, said
+
+
+@pytest.mark.parametrize("url", ["nowhere", "http://127.0.0.1:port"])
+def test_what_is_no_url_is_one_line(start: Callable[..., subprocess.Popen[str]], worker: Worker, url: str) -> None:
+    """As a server that does not answer."""
+    script = start("--url", url, "--wait", 0.5, worker.pid)
+    said = script.communicate(timeout=100)[1]
+    assert script.returncode == 1 and len(said.splitlines()) == 1 and "does not answer" in said, said
+
+
+def test_a_command_that_is_not_there(
+    start: Callable[..., subprocess.Popen[str]], tool: Tool, worker: Worker, tmp_path: Path
+) -> None:
+    """It is looked for first; nothing is said of the server."""
+    script = start("--command", tmp_path / "nowhere", worker.pid)
+    said = script.communicate(timeout=100)[1]
+    assert script.returncode == 127 and said == f"{tmp_path}/nowhere: no such command\n", said
+
+
+def test_a_command_that_does_not_run(
+    start: Callable[..., subprocess.Popen[str]], worker: Worker, tmp_path: Path
+) -> None:
+    """Nobody can say what became of the server."""
+    command = tmp_path / "command"
+    command.write_text("#!/bin/sh\nexit 70\n")
+    command.chmod(0o755)
+    script = start("--command", command, worker.pid)
+    said = script.communicate(timeout=100)[1]
+    assert script.returncode == 70 and f"whether pid {worker.pid} runs is not known" in said, said
+    assert "NOT running" not in said, said
+
+
+def test_a_refused_suspend_has_changed_nothing(start: Callable[..., subprocess.Popen[str]]) -> None:
+    """A process without the shim: exit status 3, and nothing is brought back."""
+    with subprocess.Popen(["sleep", "600"]) as other:
+        script = start(other.pid)
+        said = script.communicate(timeout=100)[1]
+        other.kill()
+    assert script.returncode == 3 and "refused (exit status 3): nothing was changed" in said.splitlines()[-1], said
+    assert "bringing" not in said and "NOT running" not in said, said
+
+
+def test_a_server_that_does_not_come_back_is_told(
+    start: Callable[..., subprocess.Popen[str]], tool: Tool, worker: Worker, machine: Setting
+) -> None:
+    """No load comes through: `status` says what it is in, and so does the script."""
+    machine.inject("\n".join(f"cuMemCreate {call} 2" for call in range(1, 9)), worker.pid)
+    script = start("--hold", 0.1, worker.pid)
+    said = script.communicate(timeout=100)[1]
+    assert script.returncode == 8 and f"pid {worker.pid} is NOT running (resuming)" in said, said
+
+
+@pytest.mark.parametrize("words", [
+    [], ["--cycles", "many", "1"], ["--what", "1"], ["1", "2"], ["--hold"], ["1.5"], ["01"],
+    *([option, value, "1"] for option in ("--cycles", "--hold", "--wait") for value in ("08", "-1", "9" * 20, "")),
+    ["--cycles", "1.5", "1"],
+])  # fmt: skip
 def test_bad_words_change_nothing(start: Callable[..., subprocess.Popen[str]], words: list[str]) -> None:
     """Exit status 2 and the usage."""
     script = start(*words)
     said = script.communicate(timeout=60)[1]
     assert script.returncode == 2 and "usage:" in said, said
+
+
+def test_a_checkpoint_directory_is_for_one_cycle(
+    start: Callable[..., subprocess.Popen[str]], tool: Tool, worker: Worker, tmp_path: Path
+) -> None:
+    """More are refused before the first, which would write a checkpoint; one goes."""
+    words = (worker.pid, "--", "--store", tmp_path / "store", f"--ckpt-dir={tmp_path}/ckpt")
+    script = start("--cycles", 2, "--hold", 0.1, *words)
+    said = script.communicate(timeout=60)[1]
+    assert script.returncode == 2 and "one cycle" in said and not (tmp_path / "store").exists(), said
+    script = start("--hold", 0.1, *words)
+    said = script.communicate(timeout=100)[1]
+    assert script.returncode == 0 and (tmp_path / "ckpt").exists(), said
+    assert state(tool, worker) == "running"
+    worker.check()
 
 
 def test_what_the_way_back_needs_too_is_refused(
