@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gpususpend import errors, holder, phases, processes
+from gpususpend import errors, holder, phases, processes, stacks
 from gpususpend.control import LOOK_S, Reply, Silence, number
 from gpususpend.deadline import Deadline
 from gpususpend.defaults import LIMITS, Limits
@@ -358,10 +358,21 @@ class Session:
         try:
             with self.explained(name):
                 yield phase
+        except errors.DeadlinePassed as late:
+            self._show_threads(late)
+            raise
         finally:
             phase.seconds = time.monotonic() - phase.begun
             self.context.progress.end()
         self.barrier(name)
+
+    def _show_threads(self, late: errors.DeadlinePassed) -> None:
+        """Tell what the threads of all ranks are in while it can be seen: any of them may be the cause (FR-21)."""
+        found = {str(pid): stacks.threads(pid) for pid in self.group.cuda_pids}
+        late.facts["threads"] = found
+        for pid, kinds in found.items():
+            for words, count in kinds.items():
+                self.context.progress.say(f"pid {pid}: {count} x {words}")
 
     def waiting(self, pids: Sequence[int], bytes_done: int = 0) -> None:
         """Show whom the phase waits for, and what keeps those from answering."""

@@ -77,10 +77,14 @@ def test_B13_lock_that_fails_at_once(pair: Pair, tool: Tool, machine: Setting, n
 
 
 def test_quiesce_deadline_rolls_back(pair: Pair, tool: Tool) -> None:
-    """A kernel that never ends: reason deadline, the rank is named."""
+    """A kernel that never ends: reason deadline, the rank is named, and what all ranks were in (FR-21)."""
     flag = endless_kernel(pair.second)
     answer = tool.suspend(*pair.pids, options=("--timeout", "4")).expect(4)
     assert answer.json["reason"] == "deadline" and answer.json["error"]["pid"] == pair.second.pid
+    threads = answer.json["error"]["facts"]["threads"]
+    assert set(threads) == {str(pid) for pid in pair.pids} and all(threads.values())
+    assert any("libcuda.so.1" in words for words in threads[str(pair.second.pid)]), threads
+    assert all(f"pid {pid}: " in answer.stderr for pid in pair.pids)
     pair.second.host_write(flag, 1)
     cycle(pair, tool)
 
