@@ -86,6 +86,11 @@ def checksum(content: bytes) -> str:
     return xxhash.xxh3_128(content).hexdigest()
 
 
+def is_checkpoint_file(name: str) -> bool:
+    """Tell whether a file has the name of one that makes a directory a checkpoint's, of a save under way too."""
+    return name in (MANIFEST_FILE, SAVE_FILE) or re.fullmatch(r"gpu-[0-9]+\.json", name) is not None
+
+
 def now() -> str:
     """Return the time in UTC as documents say it."""
     return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -46,6 +46,29 @@ def refuse_foreign(files: Files, path: str, document: str) -> None:
         raise errors.NotAStore(path=path, detail=detail, advice="name an empty directory or a new one")
 
 
+def lies_in(path: str, folder: str) -> bool:
+    """Tell whether a path is a folder's or leads below it; neither need be there."""
+    return f"{os.path.realpath(path)}/".startswith(f"{os.path.realpath(folder).rstrip('/')}/")
+
+
+def owner_of(path: str) -> str:
+    """Return in what a file at the path would lie, such as `store /x`, or nothing.
+
+    Whatever lies below a store or a cache counts, and a checkpoint that is being saved, or has lost its manifest.
+    """
+    folder = above = os.path.dirname(os.path.realpath(path))
+    with contextlib.suppress(OSError):  # one that may not be listed
+        if any(format.is_checkpoint_file(name) for name in os.listdir(folder)):
+            return f"checkpoint {folder}"
+    while True:
+        for kind, document in (("store", format.STORE_FILE), ("cache", format.CACHE_FILE)):
+            if os.path.lexists(os.path.join(above, document)):
+                return f"{kind} {above}"
+        if above == os.path.dirname(above):
+            return ""
+        above = os.path.dirname(above)
+
+
 def refuse_own(owner: str, path: str, kind: str = "store") -> None:
     """Refuse a directory that is a store or a cache, or in which these remove files, or take every file for a root.
 
@@ -53,10 +76,10 @@ def refuse_own(owner: str, path: str, kind: str = "store") -> None:
     """
     if is_url(owner):
         return
-    owner_path, real = os.path.realpath(owner), os.path.realpath(path)
-    own = [os.path.join(owner_path, name) for name in (format.CHUNKS, format.ROOTS, format.TEMPORARY)]
-    if real == owner_path or any(real == one or real.startswith(f"{one}/") for one in own):
-        what = f"it is {kind} {owner} itself" if real == owner_path else f"it belongs to {kind} {owner}"
+    itself = os.path.realpath(owner) == os.path.realpath(path)
+    own = [os.path.join(owner, name) for name in (format.CHUNKS, format.ROOTS, format.TEMPORARY)]
+    if itself or any(lies_in(path, one) for one in own):
+        what = f"it is {kind} {owner} itself" if itself else f"it belongs to {kind} {owner}"
         raise errors.NotAStore(path=path, detail=what, advice="name a directory of its own, beside that")
 
 

@@ -293,7 +293,7 @@ def _is_written(name: str) -> bool:
     stem, suffix = os.path.splitext(name)
     if suffix == ".tmp":
         return format.is_chunk_name(stem, 16)
-    return name == format.MANIFEST_FILE or (suffix == ".json" and stem[:4] == "gpu-" and stem[4:].isdecimal())
+    return name != format.SAVE_FILE and format.is_checkpoint_file(name)
 
 
 def remove(

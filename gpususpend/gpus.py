@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -168,10 +168,10 @@ def gpus_of(driver: DriverProcess) -> Gpus:
     return SimulatedGpus(driver) if driver.version().simulated else NvmlGpus()
 
 
-def write_map(path: Path, gpus: Iterable[Gpu]) -> None:
-    """Write a map of every GPU onto itself, to be edited.  Raises BadFile, OSError."""
+def write_map(path: Path, gpus: Iterable[Gpu], apart: Mapping[str, str] | None = None) -> None:
+    """Write a map of every GPU onto itself, to be edited; `apart` as for NewFile.  Raises BadFile, OSError."""
     lines = [f"{gpu.uuid} {gpu.uuid}  # {gpu.index}: {gpu.name}\n" for gpu in gpus]
-    NewFile(os.fspath(path)).finish(_HEADER + "".join(lines))
+    NewFile(os.fspath(path), apart).finish(_HEADER + "".join(lines))
 
 
 def read_map(path: Path) -> list[tuple[str, str]]:

@@ -19,7 +19,7 @@ from gpususpend import errors
 from gpususpend.deadline import Deadline
 from gpususpend.defaults import LIMITS
 from gpususpend.processes import Process
-from gpususpend.statedir import Locked, StateDir
+from gpususpend.statedir import JOURNAL_LOCK, Locked, StateDir
 
 SCHEMA = 1
 _PREFIX, _SUFFIX = "group-", ".json"
@@ -260,7 +260,7 @@ class Journal:
     @contextlib.contextmanager
     def choosing(self) -> Iterator[None]:
         """Hold the whole journal while groups are looked up and claimed; brief, so others wait for it."""
-        with self._locked("journal.lock", LIMITS.claim_s, group="", pids=[]):
+        with self._locked(JOURNAL_LOCK, LIMITS.claim_s, group="", pids=[]):
             yield
 
     @contextlib.contextmanager

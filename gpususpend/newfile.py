@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+from collections.abc import Mapping
 
 from gpususpend import errors
+from gpususpend.statedir import JOURNAL_LOCK
 
 
 class NewFile:
@@ -17,11 +19,14 @@ class NewFile:
 
     A place that cannot be written is refused at once: raises BadFile.  So is what is no regular file, a link among it,
     since `/dev/stdout` and the like must not be replaced, and what belongs to another user, whom root could rob of it.
+    So is a place in a store, a cache, a checkpoint or a state directory, where it could replace the only copy of
+    something, or be taken for a part; `apart` are those that may not be there yet, path by kind.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, apart: Mapping[str, str] | None = None) -> None:
         if not path:  # as a variable that is not set leaves it
             raise errors.BadFile(path="''", detail="the name is empty")
+        _refuse_owned(path, apart or {})
         self._path = os.path.abspath(path)
         folder, name = os.path.split(self._path)
         self._temporary = os.path.join(folder, f".{name}.{os.urandom(8).hex()}")
@@ -42,6 +47,17 @@ class NewFile:
             with contextlib.suppress(OSError):
                 os.unlink(self._temporary)
             raise
+
+
+def _refuse_owned(path: str, apart: Mapping[str, str]) -> None:
+    from chunkstore.place import lies_in, owner_of  # which loads slowly
+
+    owners = [f"{kind} {owner}" for kind, owner in apart.items() if lies_in(path, owner)]
+    folder = os.path.dirname(os.path.realpath(path))
+    if os.path.lexists(os.path.join(folder, JOURNAL_LOCK)):
+        owners.append(f"state directory {folder}")
+    if owner := next(iter(owners), "") or owner_of(path):
+        raise errors.BadFile(path=path, detail=f"it lies in {owner}; name a file elsewhere")
 
 
 def _check_replaceable(path: str) -> None:

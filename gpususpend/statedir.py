@@ -18,6 +18,7 @@ from gpususpend import errors, processes, system
 from gpususpend.defaults import state_directory
 
 _NAME_ANOTHER = "name another one with --state-dir"
+JOURNAL_LOCK = "journal.lock"  # made with the first record, and never removed
 _OURS = re.compile(r"(group|holder|driver)-.|journal\.lock$")
 
 

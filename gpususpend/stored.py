@@ -22,7 +22,7 @@ from chunkstore.errors import Damaged, Incompatible, NotAStore, Refused, StoreEr
 from chunkstore.format import MANIFEST_FILE
 from chunkstore.gc import take_back
 from chunkstore.hashing import DEFAULT_HASH
-from chunkstore.place import is_url, refuse_own
+from chunkstore.place import is_url, lies_in, refuse_own
 from chunkstore.save import check_directory, discard
 from gpususpend import errors, openfiles, phases, system
 from gpususpend.answers import Answers
@@ -97,9 +97,8 @@ class StoredMemory:
         refuse_own(places.store, state)
         if places.cache:
             refuse_own(places.cache, state, "cache")
-        real = os.path.realpath(state)
         for path in (places.store, places.directory, places.cache):
-            if path and not is_url(path) and f"{os.path.realpath(path)}/".startswith(f"{real}/"):
+            if path and not is_url(path) and lies_in(path, state):
                 detail = f"it lies in state directory {state}"
                 raise NotAStore(path=path, detail=detail, advice="name another directory")
 

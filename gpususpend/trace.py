@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,16 +23,17 @@ Event = dict[str, Any]
 
 
 @contextlib.contextmanager
-def traced(report: Report, path: str | None) -> Iterator[None]:
+def traced(report: Report, path: str | None, apart: Mapping[str, str]) -> Iterator[None]:
     """Write what the report tells of the phases to `path` at the end, also of a command that fails.
 
-    Raises BadFile before it begins; afterwards a file that cannot be written is a warning.  Without a path: nothing.
+    `apart` are places of the command that it may not lie in, as for NewFile.  Raises BadFile before it begins;
+    afterwards a file that cannot be written is a warning.  Without a path: nothing.
     """
     if path is None:
         yield
         return
+    file = NewFile(path, apart)
     begun, date = time.monotonic(), time.time()
-    file = NewFile(path)
     failure: BaseException | None = None
     try:
         yield

@@ -36,7 +36,7 @@ def command(file: str | None, common: options.Common) -> None:
             found, usage = source.list(), source.usage()
         if file is not None:
             try:
-                gpus.write_map(Path(file), found)
+                gpus.write_map(Path(file), found, common.apart())
             except OSError as error:
                 raise errors.BadFile(path=file, detail=error.strerror) from None
         report.extra["gpus"] = [

@@ -219,6 +219,13 @@ class Common:
     simulated: bool
     quiet: bool
 
+    def apart(self, places: Places = (None, None, None, None)) -> dict[str, str]:
+        """Return the places of the command in which no file may be put that it is to write, path by kind."""
+        store, directory, cache, _ = places
+        named = {"store": store, "checkpoint": directory, "cache": cache}
+        named["state directory"] = self.state_dir or state_directory()
+        return {kind: path for kind, path in named.items() if path and not _scheme(path)}
+
     def reporting(self, command: str) -> AbstractContextManager[Report]:
         """Report as these options say; see `output.reporting`."""
         return output.reporting(command, self.as_json, self.simulated)

@@ -34,7 +34,7 @@ def command(
       nvsnap-gpu-suspend recover
       nvsnap-gpu-suspend recover --to running 4711
     """
-    with common.reporting("recover") as report, traced(report, trace):
+    with common.reporting("recover") as report, traced(report, trace, common.apart()):
         targets = options.parse_targets(words, default_all=True)
         from gpususpend import operations
         from gpususpend.recover import Goal

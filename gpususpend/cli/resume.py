@@ -41,7 +41,7 @@ def command(
       nvsnap-gpu-suspend resume 4711
       nvsnap-gpu-suspend resume --all --json
     """
-    with common.reporting("resume") as report, traced(report, trace):
+    with common.reporting("resume") as report, traced(report, trace, common.apart(places)):
         targets = options.parse_targets(words)
         store = replace(options.parse_places(places), verify=not no_verify)
         from gpususpend import operations

@@ -61,7 +61,7 @@ def command(
       nvsnap-gpu-suspend suspend --tree 4700 --timeout 120 --json --trace down.json
       nvsnap-gpu-suspend suspend --tree 4700 --store /mnt/store --ckpt-dir /mnt/ckpt/llama
     """
-    with common.reporting("suspend") as report, traced(report, trace):
+    with common.reporting("suspend") as report, traced(report, trace, common.apart(places)):
         targets = options.parse_targets(words)
         given = {"hash": hash, "verify_existing": verify_existing, "require_room": require_room or None}
         store = options.parse_store(places, given)

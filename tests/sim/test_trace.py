@@ -182,3 +182,76 @@ def test_a_place_that_vanishes_is_a_warning(
     assert any("the trace was not written" in warning for warning in answer.json["warnings"]), answer
     tool.resume(*pair.pids).expect(0)
     pair.check()
+
+
+def lying_in(places: Places, where: str) -> Path:
+    """Return the path of a file in a place of the suspend, or of the one before."""
+    chunk = next((places.store / "chunks").glob("*/*"))
+    return {
+        "manifest": places.directory() / "manifest.json", "rank": next(places.directory().glob("gpu-*.json")),
+        "beside the manifest": places.directory() / "trace.json", "chunk": chunk,
+        "store": places.store / "store.json", "below the store": places.store / "traces.json",
+        "record": Path(places.tool.state_dir) / "trace.json",
+    }[where]  # fmt: skip
+
+
+OWNED = ("manifest", "rank", "beside the manifest", "chunk", "store", "below the store", "record")
+
+
+@pytest.mark.parametrize("where", OWNED)
+def test_no_file_of_a_store_or_a_checkpoint_is_replaced(pair: Pair, places: Places, tool: Tool, where: str) -> None:
+    """Not by the trace of any command, nor by a GPU map: here lies the only copy of the memory."""
+    places.suspend(*pair.pids).expect(0)
+    path, before = lying_in(places, where), places.seen()
+    link = places.root / "link"
+    for named in (path, link / path.name):
+        trace = ("--driver", "sim", "--trace", str(named))
+        for words in (("suspend", *pair.pids, *trace), ("resume", *pair.pids, *trace), ("recover", *trace),
+                      ("gpus", str(named), "--driver", "sim")):  # fmt: skip
+            answer = tool.run(*words).expect(3)
+            told = answer.json["error"]["message"]
+            assert answer.json["reason"] == "bad-file" and "name a file elsewhere" in told, told
+            assert str(path.parent) in told or str(places.store) in told, told
+        if named == path:
+            assert places.seen() == before
+            link.symlink_to(path.parent)
+    link.unlink()
+    tool.resume(*pair.pids).expect(0)
+    pair.check()
+
+
+@pytest.mark.parametrize("place", ["store", "ckpt", "cache"])
+def test_nor_put_where_one_is_to_be_made(pair: Pair, places: Places, tool: Tool, place: str) -> None:
+    """Such as `--ckpt-dir D --trace D/manifest.json`: whether D is missing, empty, or D itself is FILE."""
+    new = places.root / "new"
+    named = ("--store", new / "store", "--ckpt-dir", new / "ckpt", "--cache", new / "cache")
+    new.mkdir()
+    folder, name = new / place, {"store": "store.json", "ckpt": "manifest.json", "cache": "cache.json"}[place]
+    for path in (folder / name, folder / "deep" / name, folder):
+        for made in (False, True):
+            if made:
+                folder.mkdir()
+            answer = tool.suspend(*pair.pids, options=(*map(str, named), "--trace", str(path))).expect(3)
+            assert answer.json["reason"] == "bad-file" and "it lies in" in answer.json["error"]["message"], answer
+            assert [*new.rglob("*")] == [folder] * made
+            if made:
+                folder.rmdir()
+    running(tool)
+    tool.suspend(*pair.pids, options=(*map(str, named), "--trace", str(new / "trace.json"))).expect(0)
+    tool.resume(*pair.pids).expect(0)
+    pair.check()
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "gpu-1.json", "save.lock"])
+def test_what_is_left_of_a_checkpoint_counts(tool: Tool, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    (tmp_path / "folder").mkdir()
+    answer = tool.run("gpus", tmp_path / "map", "--driver", "sim").expect(3)
+    assert f"it lies in checkpoint {tmp_path}" in answer.json["error"]["message"]
+    tool.run("gpus", tmp_path / "folder" / "map", "--driver", "sim").expect(0)
+
+
+def test_another_state_directory_counts(tool: Tool, tmp_path: Path) -> None:
+    (tmp_path / "journal.lock").touch()
+    answer = tool.run("gpus", tmp_path / "map", "--driver", "sim").expect(3)
+    assert f"it lies in state directory {tmp_path}" in answer.json["error"]["message"]
