@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -37,7 +38,7 @@ def parse_pids(words: Iterable[str]) -> tuple[int, ...]:
     """Turn words into pids, each once; raises NotANumber."""
     pids = []
     for word in words:
-        if not (word.isascii() and word.isdigit()) or not 0 < int(word) < 1 << 31:
+        if re.fullmatch(r"[0-9]{1,10}", word) is None or not 0 < int(word) < 1 << 31:
             raise errors.NotANumber(value=word)
         pids.append(int(word))
     return tuple(dict.fromkeys(pids))

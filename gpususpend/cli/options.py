@@ -36,17 +36,20 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Seconds(click.FloatRange):
-    """A time limit: a number above zero that the clocks can still add up."""
+    """A time: a number from zero, or above it, that the clocks can still add up."""
+
+    def __init__(self, above_zero: bool) -> None:
+        super().__init__(min=0, min_open=above_zero, max=365 * 86400)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the seconds, or refuse the argument."""
         seconds = float(super().convert(value, param, ctx))
         if not math.isfinite(seconds):
-            self.fail(f"{value} is no time limit", param, ctx)
+            self.fail(f"{value} is no time", param, ctx)
         return seconds
 
 
-SECONDS = Seconds(min=0, min_open=True, max=365 * 86400)
+SECONDS = Seconds(above_zero=True)
 
 _UNITS = {"": 1 << 30, "b": 1}
 _UNITS |= {f"{letter}ib": 1 << 10 * power for power, letter in enumerate("kmgt", 1)}

@@ -62,7 +62,9 @@ def own_tool(machine: Machine) -> Iterator[Tool]:
 
 @click.command(epilog="Example: python -m gpususpend.demo --ranks 2 --mib 64 --cycles 3")
 @click.option("--ranks", default=2, show_default=True, type=click.IntRange(2, 16), help="Processes that share memory.")
-@click.option("--mib", type=click.IntRange(8), help="GPU memory of each rank. [default: 64 simulated, 4096 on a GPU]")
+@click.option(
+    "--mib", type=click.IntRange(8, 1 << 20), help="GPU memory of each rank. [default: 64 simulated, 4096 on a GPU]"
+)
 @click.option("--cycles", default=3, show_default=True, type=click.IntRange(0), help="Times to suspend and resume.")
 @click.option("--driver", default="auto", show_default=True, type=click.Choice(["auto", "real", "sim"]))
 @click.option("--deadline", "deadline_s", default=120.0, show_default=True, help="Seconds for one step of all ranks.")

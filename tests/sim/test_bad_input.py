@@ -53,7 +53,8 @@ def untouched(tool: Tool, *workers: Worker) -> None:
         assert group["state"] == "running" and group["id"] is None, group
 
 
-@pytest.mark.parametrize("word", ["abc", "0", "12x", "1.5", "٣", "99999999999999999999", "0x10"])
+@pytest.mark.parametrize("word", ["abc", "0", "12x", "1.5", "٣", "99999999999999999999", "9" * 5000, "0x10"],
+                         ids=lambda word: word[:20])
 def test_not_a_number(tool: Tool, word: str) -> None:
     """Neither here nor behind --tree."""
     refused(tool.run("suspend", word), "not-a-number", word, exit_code=2)

@@ -454,8 +454,11 @@ def test_as_many_chunks_at_a_time_as_threads(store: Store, tmp_path: Path, comma
 @pytest.mark.parametrize(
     ("arguments", "command"),
     [(["cache-gc", "c", "much"], "cache-gc"), (["store", "ls"], "store ls"), (["store", "nothing"], "store nothing"),
-     (["store", "gc", "s", "--grace", "nan"], "store gc"), (["cache-prefetch", "s", "d", "c", "--limit", "0"],
-     "cache-prefetch"), (["store", "fsck", "s", "--threads", "0"], "store fsck"),
+     (["store", "gc", "s", "--grace", "nan"], "store gc"), (["store", "gc", "s", "--grace", "1e308"], "store gc"),
+     (["store", "gc", "s", "--grace", "1e300"], "store gc"),
+     (["store", "gc", "s", "--grace", "1e9"], "store gc"), (["store", "gc", "s", "--grace", "-1"], "store gc"),
+     (["cache-prefetch", "s", "d", "c", "--limit", "0"], "cache-prefetch"),
+     (["store", "fsck", "s", "--threads", "0"], "store fsck"),
      (["cache-prefetch", "s3://b/s", "s3://b/d", "c"], "cache-prefetch"), (["cache-gc", "s3://b/c", "1"], "cache-gc"),
      (["cache-prefetch", "s", "d", "s3://b/c"], "cache-prefetch"), (["store", "show", "s3://b/d"], "store show"),
      (["store", "copy", "s", "d", "s3://b/t", "s3://b/n"], "store copy"), (["store", "ls", "ftp://x/s"], "store ls"),
@@ -465,6 +468,20 @@ def test_malformed_arguments(arguments: list[str], command: str) -> None:
     answer = run(*arguments, "--json")
     refused(answer, 2, "usage")
     assert answer.json["command"] == command
+
+
+def commands(of: click.Command) -> list[click.Command]:
+    """Return a command and all below it."""
+    names = of.list_commands(click.Context(of)) if isinstance(of, click.Group) else []
+    below = [of.get_command(click.Context(of), name) for name in names] if isinstance(of, click.Group) else []
+    return [of, *(one for found in below if found is not None for one in commands(found))]
+
+
+def test_every_number_has_a_limit() -> None:
+    """A time, or a number of threads, that nothing can work with is told as such; sizes and rates end by their form."""
+    kinds = [option.type for command in commands(group) for option in command.params]
+    numbers = [kind for kind in kinds if isinstance(kind, (click.types.FloatParamType, click.types.IntParamType))]
+    assert len(numbers) > 10 and all(getattr(kind, "max", None) for kind in numbers), numbers
 
 
 def test_every_kind_of_error_has_its_exit_code() -> None:

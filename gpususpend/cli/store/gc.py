@@ -11,7 +11,7 @@ from gpususpend.defaults import GRACE_S
 @click.command("gc", short_help="Remove the chunks that no checkpoint needs.")
 @storing.store_argument
 @click.option(
-    "--grace", "grace_s", type=options.Seconds(min=0), default=GRACE_S, show_default=True, metavar="SECONDS",
+    "--grace", "grace_s", type=options.Seconds(above_zero=False), default=GRACE_S, show_default=True, metavar="SECONDS",
     help="Keep what was stored or used within this time.",
 )  # fmt: skip
 @storing.dry_run_option
