@@ -72,6 +72,24 @@ def drop(store: Store, id: str) -> None:
     store.place.remove(_name(id))
 
 
+def drop_all(store: Store, ids: Sequence[str]) -> None:
+    """Remove records of roots, all or none.
+
+    Raises `WriteFailed` if none was removed, OSError if those that were could not be written again.
+    """
+    removed: dict[str, bytes] = {}
+    try:
+        for id in ids:
+            with contextlib.suppress(OSError):  # there is none, or none that could be written again
+                removed[id] = store.place.read(_name(id))
+            drop(store, id)
+    except OSError as error:
+        for id, content in removed.items():
+            if not is_recorded(store, id):
+                store.place.write(_name(id), content, replace=True)
+        raise errors.write_failed("cannot drop a root in", store.path, error) from error
+
+
 def find_all(store: Store) -> list[Found]:
     """Return every root with its state, ordered by path.
 
@@ -188,8 +206,7 @@ def forget(
     if check is not None:
         check([item.root.id for item in gone])
     try:
-        for item in gone:
-            drop(store, item.root.id)
+        drop_all(store, [item.root.id for item in gone])
     except OSError as error:
         raise errors.write_failed("cannot drop a root in", store.path, error) from error
     return [item.root for item in gone]

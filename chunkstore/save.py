@@ -19,7 +19,7 @@ from typing import Any
 from chunkstore import errors, format, roots
 from chunkstore.checkpoint import Checkpoint, read_save_id
 from chunkstore.format import Allocation, FormatError, Manifest, Rank, RankFile, Root
-from chunkstore.io import Files, LocksUnsupported
+from chunkstore.io import TEMPORARY_SUFFIX, Files, LocksUnsupported
 from chunkstore.place import refuse_own
 from chunkstore.store import Store
 
@@ -313,9 +313,8 @@ def remove(
         try:
             # From here on a collector takes it for a save that was given up, even if this is cut off.
             mark_directory(files, path, fd, ids[0])
+            _let_go(store, path, ids)
             _clear(files, path, manifest=True)
-            for id in ids:
-                roots.drop(store, id)
             files.system.unlink(os.path.join(path, format.SAVE_FILE))
         finally:
             files.system.close(fd)
@@ -324,6 +323,31 @@ def remove(
     with contextlib.suppress(OSError):  # other files lie there
         files.system.rmdir(path)
     return ids
+
+
+def _let_go(store: Store, path: str, ids: Sequence[str]) -> None:
+    """Drop the roots of a locked and marked directory; its manifest is then gone, but for a leftover to be cleared.
+
+    The manifest is set aside first, since one without a root promises chunks that a collection takes. Where the store
+    keeps the roots the manifest comes back, and all is as it was. Raises OSError, `WriteFailed`.
+    """
+    files, manifest = store.files, os.path.join(path, format.MANIFEST_FILE)
+    aside = os.path.join(path, f"{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
+    there = os.path.lexists(manifest)  # a save that died has left none
+    if there:
+        files.system.rename(manifest, aside)
+    try:
+        try:
+            files.sync_directory(path)
+        except OSError as error:
+            raise errors.write_failed("cannot remove the checkpoint", path, error) from error
+        roots.drop_all(store, ids)
+    except errors.WriteFailed:
+        if there:
+            files.system.rename(aside, manifest)
+            files.sync_directory(path)
+            files.system.unlink(os.path.join(path, format.SAVE_FILE))
+        raise
 
 
 def discard(store: Store, directory: str | os.PathLike[str], id: str) -> None:

@@ -15,7 +15,7 @@ from chunkstore import Allocation, Busy, Checkpoint, Chunk, Files, How, Save, St
 from chunkstore.cache import collect as collect_cache
 from chunkstore.chunks import chunk_of
 from chunkstore.roots import State
-from tests.store.tools import SIZE, Faulty, chunk_file, content, error, files_of, load, memory
+from tests.store.tools import SIZE, Faulty, chunk_file, content, counted, error, failing_nth, files_of, load, memory
 from tests.store.tools import save as make
 
 
@@ -309,6 +309,30 @@ class TestRemoval:
             with pytest.raises(Busy):
                 Save.begin(store, tmp_path / "ckpt")
 
+    @pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.EIO])
+    def test_a_call_that_fails(self, store: Store, tmp_path: Path, code: int) -> None:
+        """Each in turn: until the store has let go all is as it was; from then on the removal is repeated."""
+        path, kept, number = tmp_path / "ckpt", 0, 0
+        while True:
+            make(store, path, [1, 3])
+            names = {"save.lock", *os.listdir(path)}
+            system = failing_nth(("truncate", "datasync", "sync", "unlink", "rename"), number, code)
+            try:
+                save.remove(Store.open(store.path, files=Files(system)), path)
+            except errors.WriteFailed:
+                gc.collect(store, grace_s=0)
+                if roots.with_path(store, path):
+                    kept += 1
+                    assert {"save.lock", *os.listdir(path)} == names and load(store, path) == [content(1), content(3)]
+                else:
+                    assert not (path / "manifest.json").exists()
+                save.remove(store, path)
+            assert not path.exists() and not roots.find_all(store)
+            if counted(system) <= number:
+                break
+            number += 1
+        assert kept >= 6
+
     def test_cut_off_anywhere(self, store: Store, tmp_path: Path) -> None:
         make(store, tmp_path / "kept", [1, 2])
         for cut in range(100):
@@ -316,7 +340,7 @@ class TestRemoval:
             count = [0]
 
             def stop(name: str, *arguments: Any, count: list[int] = count, cut: int = cut) -> None:
-                if name in ("write", "truncate", "datasync", "sync", "unlink"):
+                if name in ("write", "truncate", "datasync", "sync", "unlink", "rename"):
                     count[0] += 1
                     if count[0] > cut:
                         raise KeyboardInterrupt
@@ -328,6 +352,11 @@ class TestRemoval:
                 assert states <= {State.COMPLETE, State.ABORTED}
                 if State.COMPLETE in states:
                     assert load(store, tmp_path / "ckpt") == [content(1), content(3)]
+                gc.collect(store, grace_s=0)
+                if (tmp_path / "ckpt" / "manifest.json").exists():  # what can be read is whole
+                    assert load(store, tmp_path / "ckpt") == [content(1), content(3)]
+                else:
+                    assert not roots.with_path(store, tmp_path / "ckpt")
                 if os.listdir(tmp_path / "ckpt"):
                     save.remove(store, tmp_path / "ckpt")
             else:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from chunkstore import Store
+from chunkstore import Store, gc
+from chunkstore.save import remove
 from tests.programs.setting import ROOT
 from tests.store.tools import SIZE, save
 
@@ -140,6 +141,34 @@ with pytest.raises(errors.WriteFailed, match="read-only"):
     gc.collect(store)
 """,
     )
+
+
+def contents(*directories: Path) -> dict[Path, bytes]:
+    """Return what lies in directories."""
+    return {file: file.read_bytes() for directory in directories for file in directory.iterdir()}
+
+
+@pytest.mark.parametrize("read_only", ["store", "ckpt"])
+def test_read_only_store_or_directory_refuses_a_removal(tmp_path: Path, read_only: str) -> None:
+    """One of the two can be written to: the checkpoint is in both as it was, and its removal is repeated later."""
+    store = Store.create(tmp_path / "store", chunk_size_bytes=SIZE)
+    save(store, tmp_path / "ckpt", [1, 2])
+    before = contents(tmp_path / "ckpt", tmp_path / "store/roots")
+    run_mounted(
+        tmp_path,
+        f"mount --bind '{tmp_path}/{read_only}' '{tmp_path}/{read_only}'; "
+        f"mount -o remount,bind,ro '{tmp_path}/{read_only}'",
+        """
+import subprocess
+rm = [sys.executable, "-m", "gpususpend", "store", "rm", path / "store", path / "ckpt", "--state-dir", path / "state"]
+done = subprocess.run(rm, capture_output=True, text=True)
+assert done.returncode == 1 and "read-only" in done.stderr, done
+assert load(Store.open(path / "store"), path / "ckpt") == [content(1), content(2)]
+""",
+    )
+    assert contents(tmp_path / "ckpt", tmp_path / "store/roots") == before
+    remove(store, tmp_path / "ckpt")
+    assert not (tmp_path / "ckpt").exists() and gc.collect(store, grace_s=0).removed_chunks == 2
 
 
 def test_store_that_is_not_mounted(tmp_path: Path) -> None:
