@@ -194,6 +194,7 @@ _ADVICE = {
     errno.ENOTDIR: "name a directory",
     errno.ENAMETOOLONG: "name a shorter path",
     errno.EMEDIUMTYPE: "see who made it, and remove it",
+    errno.EISDIR: "see who made it, and remove it",
     errno.ELOOP: "a symbolic link lies there, which is not followed: see who made it, and remove it",
 }
 _CACHE_ADVICE = {

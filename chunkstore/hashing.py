@@ -49,7 +49,7 @@ def _run(state: Any, pieces: Iterator[memoryview]) -> str:
     return str(state.hexdigest())
 
 
-_HASHES = {"xxh3-128": (32, _xxh3_128, "xxhash"), "blake3": (64, _blake3, "blake3")}
+_HASHES = {"xxh3-128": (32, _xxh3_128, "xxhash"), "blake3": (64, _blake3, "blake3: pip install 'gpushare[blake3]'")}
 
 
 def hash_by_name(name: str, path: str) -> Hash:

@@ -90,6 +90,14 @@ def drop_all(store: Store, ids: Sequence[str]) -> None:
         raise errors.write_failed("cannot drop a root in", store.path, error) from error
 
 
+def require_removable(store: Store, ids: Sequence[str]) -> None:
+    """Refuse records in whose place a directory lies, before anything else is removed; raises `Damaged`."""
+    for path in (root_file(store, id) for id in ids):
+        if os.path.isdir(path) and not os.path.islink(path):
+            error = OSError(errno.EISDIR, "a directory lies there")
+            raise errors.unreadable("cannot remove", path, error)
+
+
 def find_all(store: Store) -> list[Found]:
     """Return every root with its state, ordered by path.
 
@@ -188,7 +196,7 @@ def forget(
 
     `check` is called with the ids before anything changes, and raises what keeps them.
     Raises `StillThere` if the checkpoint can be read, `Unreachable` if nobody can tell what lies there, `NotAStore` if
-    the store knows none there.
+    the store knows none there, `Damaged` where a directory lies in a record's place.
     """
     found = with_path(store, directory)
     if not found:
@@ -203,10 +211,12 @@ def forget(
         if item.hidden:
             advice = "it is not gone. Let it be read, or remove or unmount it, then forget it"
             raise errors.Unreachable(path=item.root.path, detail=item.detail, advice=advice)
+    ids = [item.root.id for item in gone]
+    require_removable(store, ids)
     if check is not None:
-        check([item.root.id for item in gone])
+        check(ids)
     try:
-        drop_all(store, [item.root.id for item in gone])
+        drop_all(store, ids)
     except OSError as error:
         raise errors.write_failed("cannot drop a root in", store.path, error) from error
     return [item.root for item in gone]

@@ -302,10 +302,11 @@ def remove(
     """Remove a checkpoint (also what a save left that died); its chunks go with the next collection. Returns its ids.
 
     `check` is called with the ids before anything changes, and raises what keeps them.
-    Raises `NotAStore` if there is none, `WrongStore` if another store holds it, `Busy`, `WriteFailed`.
+    Raises `NotAStore` if there is none, `WrongStore` if another store holds it, `Damaged`, `Busy`, `WriteFailed`.
     """
     files, path = store.files, os.path.realpath(directory)
     ids = _ids_to_remove(store, path)
+    roots.require_removable(store, ids)
     if check is not None:
         check(ids)
     try:

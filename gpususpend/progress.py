@@ -25,6 +25,14 @@ def readable_bytes(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
+def exact_bytes(count: int) -> str:
+    """Return a count of bytes as a SIZE of the command line, which takes a bare number for GiB."""
+    for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count and count % size == 0:
+            return f"{count // size}{unit}"
+    return f"{count}B"
+
+
 def rate(count: int, seconds: float) -> str:
     """Return a rate in GB/s, or nothing where it would say nothing."""
     return f"{count / seconds / 1e9:.2f} GB/s" if count and seconds > 0 else ""

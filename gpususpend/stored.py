@@ -33,7 +33,7 @@ from gpususpend.group import Rank
 from gpususpend.journal import StorePlaces
 from gpususpend.phases import Span
 from gpususpend.preflight import Plan
-from gpususpend.progress import readable_bytes
+from gpususpend.progress import exact_bytes, readable_bytes
 from gpususpend.ring import LEAST_PLACES, STEP_BYTES, Place, Ring, bytes_for, place_bytes, places_for
 from gpususpend.session import Session, StoreOptions
 from gpususpend.storage import problem, translated
@@ -177,8 +177,8 @@ class StoredMemory:
         least = ranks * LEAST_PLACES * place_bytes(self.chunk_bytes)
         if asked is not None and asked < least:
             raise errors.RingTooSmall(
-                ring=asked, count=ranks, places=LEAST_PLACES, size=place_bytes(self.chunk_bytes), least=least,
-                option=f"{-(-least >> 20)}MiB",
+                ring=exact_bytes(asked), count=ranks, places=LEAST_PLACES, least=exact_bytes(least),
+                size=exact_bytes(place_bytes(self.chunk_bytes)),
             )  # fmt: skip
         ring_bytes = RING_BYTES if asked is None else asked
         places = {

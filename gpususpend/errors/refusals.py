@@ -323,8 +323,8 @@ class RingTooSmall(Refused):
 
     code = "ring-too-small"
     template = (
-        "--ring {ring}: {count} process(es) need {least} bytes at least, {places} pieces of {size} bytes each; "
-        "give --ring {option} or more, or leave it out"
+        "--ring {ring}: {count} process(es) need {least} at least, {places} pieces of {size} each; "
+        "give --ring {least} or more, or leave it out"
     )
 
 

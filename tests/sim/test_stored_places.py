@@ -239,7 +239,8 @@ def test_a_ring_that_holds_too_little(pair: Pair, places: Places, tool: Tool) ->
     least = 2 * 2 * CHUNK
     for size in ("1KiB", "0", f"{least - 1}B"):
         told = require_unbegun(places.suspend(*pair.pids, options=("--ring", size)), "ring-too-small")
-        assert f"give --ring {least >> 20}MiB or more" in told, told
+        assert f"--ring {'0B' if size == '0' else size}: " in told, told  # as it can be given again
+        assert f"need {least >> 20}MiB at least" in told and f"give --ring {least >> 20}MiB or more" in told, told
     places.suspend(*pair.pids, options=("--ring", f"{least >> 20}MiB")).expect(0)
     answer = tool.resume(*pair.pids, options=("--ring", "1KiB")).expect(3)
     assert answer.json["reason"] == "ring-too-small" and answer.json["groups"][0]["state"] == "suspended", answer

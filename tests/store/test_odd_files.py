@@ -98,6 +98,22 @@ def test_record_of_a_root(store: Store, ckpt: Path, replaced: Callable[[Path], N
     assert gc.collect(store, grace_s=0).needed_chunks == 2
 
 
+def test_a_removal_past_a_directory_for_a_record(store: Store, ckpt: Path) -> None:
+    """`store rm` and `store forget` name it, with the way out, and have removed nothing."""
+    record = Path(store.path) / "roots" / f"{Checkpoint.open(ckpt).id}.json"
+    before = record.read_bytes()
+    record.unlink()
+    record.mkdir()
+    for words in (("rm", store.path, ckpt), ("forget", store.path, record)):
+        answer = run("store", *words, "--json")
+        message = refused(answer, 6, "damaged")["message"]
+        assert f"cannot remove {record}: a directory lies there; see who made it, and remove it" in message, message
+        Checkpoint.open(ckpt).load()
+    record.rmdir()
+    record.write_bytes(before)
+    run("store", "rm", store.path, ckpt).expect()
+
+
 def test_locks(store: Store, ckpt: Path, replaced: Callable[[Path], None]) -> None:
     """A save or a removal that cannot lock fails."""
     (ckpt / "save.lock").touch()

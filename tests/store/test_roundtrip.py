@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from chunkstore import Allocation, Checkpoint, Chunk, How, Save, Source, Store, Verify, errors, format
 from chunkstore.format import Rank, encode
+from tests.programs.setting import ROOT
 from tests.store.tools import SIZE, chunk_file, content, load, memory, save
 
 
@@ -169,6 +171,13 @@ class TestOpening:
         with pytest.raises(errors.NoHash, match="known are xxh3-128, blake3"):
             Store.create(tmp_path / "store", hash="md5")
         assert not (tmp_path / "store").exists()
+
+    def test_hash_without_its_package(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The extra that brings it is named, and there is one."""
+        monkeypatch.setitem(sys.modules, "blake3", None)
+        with pytest.raises(errors.NoHash, match=re.escape("pip install 'gpushare[blake3]'")):
+            Store.create(tmp_path / "store", hash="blake3")
+        assert 'blake3 = ["blake3>=' in (ROOT / "pyproject.toml").read_text()
 
     def test_later_version(self, store: Store) -> None:
         (Path(store.path) / "store.json").write_bytes(encode("gpushare-store/2", {"id": store.id}))
