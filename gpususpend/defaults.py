@@ -61,6 +61,7 @@ class Limits:
     helper_kill_s: float = 5.0  # until a helper that was told to end is killed
     claim_s: float = 5.0  # another command that looks groups up
     claim_look_s: float = 0.5  # another command that may only be looking whether somebody works on the group
+    leftover_s: float = 3600.0  # a temporary file in the state directory, until another command removes it
     memory_back_s: float = 10.0  # until the GPUs report the memory as free
     nodes_gone_s: float = 2.0  # until the driver has closed its descriptors after the checkpoint
     poll_s: float = 0.005  # between two looks at a drain

@@ -12,12 +12,14 @@ import errno
 import os
 import re
 import stat
+import time
 from collections.abc import Iterator
 
 from gpususpend import errors, processes, system
-from gpususpend.defaults import state_directory
+from gpususpend.defaults import LIMITS, state_directory
 
 _NAME_ANOTHER = "name another one with --state-dir"
+_TEMPORARY = re.compile(r".+\.[0-9a-f]{16}\.tmp")
 JOURNAL_LOCK = "journal.lock"  # made with the first record, and never removed
 _OURS = re.compile(r"(group|holder|driver)-.|journal\.lock$")
 
@@ -39,6 +41,7 @@ class StateDir:
     def __init__(self, path: str, fd: int) -> None:
         self.path = path
         self.fd = fd
+        self._swept = False
 
     @classmethod
     def open(cls, path: str, create: bool = True) -> StateDir:
@@ -89,6 +92,7 @@ class StateDir:
     def write(self, name: str, content: bytes) -> None:
         """Replace a file durably: after a crash it holds the old content or the new.  Raises StateNotWritten."""
         with self._writing(name):
+            self._sweep()
             self._replace(name, content)
 
     @contextlib.contextmanager
@@ -108,14 +112,29 @@ class StateDir:
         fd = os.open(temporary, flags, 0o600, dir_fd=self.fd)
         try:
             with os.fdopen(fd, "wb") as file:
+                processes.lock(fd)  # until it has its name: see `_sweep`
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            os.rename(temporary, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+                os.rename(temporary, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
         except BaseException:
             self.remove(temporary)
             raise
         os.fsync(self.fd)
+
+    def _sweep(self) -> None:
+        """Remove once what writers left that were killed: old, and locked by nobody."""
+        if self._swept:
+            return
+        self._swept = True
+        for name in filter(_TEMPORARY.fullmatch, self.names()):
+            with contextlib.suppress(OSError, errors.UnsafeStateDir):
+                fd = self._open_checked(name, os.O_RDWR)
+                try:
+                    if os.fstat(fd).st_mtime < time.time() - LIMITS.leftover_s and processes.lock(fd) is None:
+                        os.unlink(name, dir_fd=self.fd)
+                finally:
+                    os.close(fd)
 
     def append_fd(self, name: str) -> int:
         """Return a descriptor that appends to a file of its own, such as a log."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import subprocess
 from collections.abc import Iterator
@@ -73,6 +74,30 @@ def test_odd_entries_stand_in_nobodys_way(pair: Pair, tool: Tool, tmp_path: Path
     pair.check()
     for path in Path(tool.state_dir).iterdir():
         path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+def test_what_killed_writers_left_goes(pair: Pair, tool: Tool) -> None:
+    """With the next command that writes there: what is old, and no writer has locked, a stopped one's stays."""
+    state = Path(tool.state_dir)
+    old, young, locked, other, link = (
+        state / f"group-{name}.json.{'0123456789abcdef' if name != 'other' else 'notes'}.tmp"
+        for name in ("old", "young", "locked", "other", "link")
+    )
+    for path in (old, young, locked, other):
+        path.touch()
+    link.symlink_to(old)
+    for path in (old, locked, other):
+        os.utime(path, (1, 1))
+    tool.run("status", "--driver", "sim").expect(0)
+    assert old.exists()
+    with locked.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        tool.suspend(*pair.pids).expect(0)
+        left = {path for path in state.iterdir() if path.suffix == ".tmp"}
+        assert left == {young, locked, other, link}
+    tool.resume(*pair.pids).expect(0)
+    assert {path for path in state.iterdir() if path.suffix == ".tmp"} == {young, other, link}
+    pair.check()
 
 
 def test_odd_lock_is_refused(pair: Pair, tool: Tool) -> None:
