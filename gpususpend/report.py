@@ -167,7 +167,7 @@ def table(rows: Iterable[Sequence[object]], heads: Sequence[str]) -> list[str]:
 
 def _group_lines(group: GroupReport) -> list[str]:
     lines = [f"group {group.id or '-'}: {group.state}" + (f" ({group.note})" if group.note else "")]
-    if group.stored is not None:
+    if group.stored is not None and (group.stored.checkpoint or group.state != "running"):  # else none was begun
         cache = f", cache {group.stored.cache}" if group.stored.cache else ""
         lines.append(f"memory: checkpoint {group.stored.directory} in store {group.stored.store}{cache}")
     if group.stored_bytes:

@@ -259,6 +259,19 @@ def test_other_hash_than_the_stores(pair: Pair, places: Places, tool: Tool) -> N
     pair.check()
 
 
+def test_a_hash_without_its_package(pair: Pair, places: Places, tool: Tool) -> None:
+    """The message names what brings it, and nothing speaks of a checkpoint or a store: there is none."""
+    modules = places.root / "modules"
+    modules.mkdir()
+    (modules / "blake3.py").write_text("raise ImportError('not installed')")
+    shutil.rmtree(places.store, ignore_errors=True)
+    options = ("--hash", "blake3", *places.words())
+    answer = tool.suspend(*pair.pids, options=options, json_out=False, env={"PYTHONPATH": str(modules)}).expect(3)
+    assert "pip install 'gpushare[blake3]'" in answer.stderr and "memory: " not in answer.stdout, answer
+    assert not places.store.exists() and not places.directory().exists()
+    running(tool)
+
+
 def test_chunks_that_are_too_large_for_a_ring(pair: Pair, places: Places, tool: Tool) -> None:
     """The library makes such stores; a shim could not page-lock a place for them in one piece."""
     shutil.rmtree(places.store)
